@@ -1,0 +1,75 @@
+"""What goes into one fenced write, checked before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from etcdfence._flows.fencing import Edit
+from etcdfence._keys import Keys
+from etcdfence.errors import Misuse
+from etcdfence.model import ABSENT, Absent, revision_number
+
+
+def checked_value(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    raise Misuse(f"a value is bytes or text, not {type(value).__name__}; encode it first (json.dumps, say)")
+
+
+def checked_expectation(expect: object) -> int | Absent:
+    if expect is ABSENT:
+        return ABSENT
+    if expect == 0 and not isinstance(expect, bool):
+        raise Misuse("expect=0 means 'not there' to etcd; say expect=ABSENT if that is what you expect")
+    return revision_number(expect, "expect")
+
+
+def checked_document(value: object, what: str) -> Any:
+    """A JSON value as it will be stored; Misuse where JSON has no such value (NaN, a set, an object)."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"{what} cannot be stored as JSON: {error}") from error
+
+
+def checked_evidence(evidence: object) -> Any:
+    if not isinstance(evidence, Mapping) or not evidence:
+        raise Misuse(
+            "evidence must say where the result can be verified, as a mapping with at least one entry, such as"
+            " {'revision': 42} or {'booking': 'B-17'}; a bare message proves nothing"
+        )
+    return checked_document(evidence, "evidence")
+
+
+class Edits:
+    """The puts, deletes and expectations of one fenced write. A key may be edited once."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self.edits: dict[str, Edit] = {}
+        self.checks: dict[str, int | Absent] = {}
+
+    def put(self, key: str, value: bytes | str, *, expect: int | Absent | None = None) -> None:
+        self._add(key, checked_value(value), expect)
+
+    def delete(self, key: str, *, expect: int | Absent | None = None) -> None:
+        self._add(key, None, expect)
+
+    def expect(self, key: str, revision: int | Absent) -> None:
+        """The write is refused with Conflict unless the key still has this revision (ABSENT: is not there)."""
+        self._keys.data(key)
+        known = self.checks.setdefault(key, checked_expectation(revision))
+        if known != revision:
+            raise Misuse(f"{key!r} is already expected at {known!r}; it cannot also be at {revision!r}")
+
+    def _add(self, key: str, value: bytes | None, expect: int | Absent | None) -> None:
+        self._keys.data(key)  # refuses what cannot be a key
+        if key in self.edits:
+            raise Misuse(f"{key!r} is written twice in one transaction; etcd allows it once")
+        if expect is not None:
+            self.expect(key, expect)
+        self.edits[key] = Edit(key, value)

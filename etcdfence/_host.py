@@ -1,0 +1,93 @@
+"""What stands between the flows and the machine: clocks, chance, the state of the process, and the transport.
+
+It also remembers the newest store that has been seen, which is how a store that went back in time is noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar, cast
+
+from etcdfence._flow import Transport
+from etcdfence._requests import FreshId, FreshLeaseId, Header, Instant, Now, Request, Sleep, TxnReply
+from etcdfence.errors import Closed
+
+T = TypeVar("T")
+
+# A monotonic clock that counts suspend where there is one: a laptop that slept must not believe its lease.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def clock() -> float:
+    return time.clock_gettime(_CLOCK)
+
+
+def wall() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Host:
+    """Answers every request of a synchronous flow. Closed, or forked into a child, it refuses at once."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._pid = os.getpid()
+        self._closed = threading.Event()
+        self._seen = Header(0, 0, 0)
+        self._lock = threading.Lock()
+        self._local: dict[type[Request[Any]], Callable[[Any], Any]] = {
+            Now: lambda _: Instant(clock(), wall()),
+            FreshId: lambda _: secrets.token_hex(16),
+            FreshLeaseId: lambda _: secrets.randbelow(2**63 - 1) + 1,
+            Sleep: self._sleep,
+        }
+
+    @property
+    def forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    @property
+    def seen(self) -> Header:
+        """The cluster id, and the highest revision, of any linearizable reply so far."""
+        return self._seen
+
+    def require_usable(self) -> None:
+        if self.forked:
+            raise Closed("this coordinator belongs to the process this one was forked from")
+        if self._closed.is_set():
+            raise Closed("this coordinator is closed")
+
+    def call(self, request: Request[T]) -> T:
+        local = self._local.get(type(request))
+        if local is not None:
+            return cast("T", local(request))
+        self.require_usable()
+        reply = self._transport.call(request)
+        if type(reply) is TxnReply:
+            self._witness(reply.header)
+        return reply
+
+    def forget_store(self) -> None:
+        """Begin anew with another store, once every lease of the old one has been ended."""
+        with self._lock:
+            self._seen = Header(0, 0, 0)
+
+    def close(self) -> None:
+        self._closed.set()
+        if not self.forked:
+            self._transport.close()
+
+    def _witness(self, header: Header) -> None:
+        with self._lock:
+            if header.revision > self._seen.revision and self._seen.cluster_id in (0, header.cluster_id):
+                self._seen = header
+
+    def _sleep(self, request: Sleep) -> None:
+        spread = request.seconds * secrets.randbelow(1000) / 2000
+        if self._closed.wait(request.seconds + spread):
+            raise Closed("this coordinator was closed while a call was waiting to try again")

@@ -1,0 +1,213 @@
+"""The renewal thread: one for all leases of a coordinator, in both colours.
+
+It asks for a round when leases are due and applies what the round says; when they are due and what may be
+believed meanwhile are decided in `_timing`. Nothing that goes wrong in a round ends the thread, and if the
+thread ended all the same, no lease would stay `held`: the standing is computed from the clock.
+Callbacks run in threads of their own, so that none can keep another lease from being renewed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from etcdfence import _timing
+from etcdfence.errors import EtcdFenceError, PermissionDenied
+from etcdfence.model import Doubt, Loss, Standing
+
+log = logging.getLogger("etcdfence.renewal")
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """etcd confirmed the lease for a renewal sent at `clock` (seconds); `wall` is for people."""
+
+    clock: float
+    wall: str
+
+
+Outcome = Confirmed | Doubt | Loss
+
+
+class Belief:
+    """What this process believes of one lease. Threads share it; the lock guards its decisions."""
+
+    def __init__(
+        self, task: str, generation: int, granted: int, granted_at: float, clock: Callable[[], float]
+    ) -> None:
+        self.task, self.generation, self.granted = task, generation, granted
+        self.on_loss: Callable[[Loss], None] | None = None
+        self.on_doubt: Callable[[Doubt], None] | None = None
+        self.lost = threading.Event()
+        self._clock = clock
+        self._lock = threading.RLock()  # a finaliser may come in the middle of a decision
+        self._renewed = granted_at
+        self._renewed_wall: str | None = None
+        self._due = _timing.next_renewal(granted_at, granted)
+        self._failures = 0
+        self._loss: Loss | None = None
+        self._doubt: Doubt | None = None
+        self._released = False
+        self.doubt_told = False
+
+    @property
+    def standing(self) -> Standing:
+        return _timing.standing(self._clock(), self.deadline, self._loss, self._released)
+
+    @property
+    def deadline(self) -> float:
+        return _timing.local_deadline(self._renewed, self.granted)
+
+    @property
+    def renewed_at(self) -> float:
+        return self._renewed
+
+    @property
+    def loss(self) -> Loss | None:
+        return self._loss
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """Why the lease is unverified, while it is."""
+        if self.standing is not Standing.UNVERIFIED:
+            return None
+        return self._doubt or Doubt.UNREACHABLE
+
+    @property
+    def over(self) -> bool:
+        return self._released or self._loss is not None
+
+    def release(self) -> None:
+        with self._lock:
+            self._released = True
+
+    def lose(self, loss: Loss) -> None:
+        """The first loss counts and is told once; a released lease cannot be lost any more."""
+        with self._lock:
+            if self.over:
+                return
+            told = Loss(loss.reason, loss.current, self._renewed_wall)
+            self._loss = told
+        log.warning("lost %s, generation %s: %s", self.task, self.generation, told.reason)
+        self.lost.set()
+        _tell(self.on_loss, told)
+
+    def apply(self, outcome: Outcome) -> None:
+        match outcome:
+            case Loss():
+                self.lose(outcome)
+            case Doubt():
+                self._failed(outcome)
+            case Confirmed(clock, wall):
+                with self._lock:
+                    if clock >= self._renewed:
+                        self._renewed, self._renewed_wall = clock, wall
+                        self._due = _timing.next_renewal(clock, self.granted)
+                    self._failures, self._doubt, self.doubt_told = 0, None, False
+
+    def _failed(self, doubt: Doubt) -> None:
+        with self._lock:
+            self._due = self._clock() + _timing.retry_delay(self._failures, self.granted)
+            self._failures += 1
+            self._doubt = doubt
+
+    def next_event(self) -> float:
+        """When this lease next needs the thread: to be renewed, or to be told that it is in doubt."""
+        return self._due if self.doubt_told else min(self._due, self.deadline)
+
+    def due(self, now: float) -> bool:
+        return self._due <= now
+
+    def tell_doubt(self) -> None:
+        with self._lock:
+            if self.doubt_told or self.over or self._clock() < self.deadline:
+                return
+            self.doubt_told = True
+        doubt = self.doubt or Doubt.UNREACHABLE
+        log.warning("%s, generation %s, is unverified: %s", self.task, self.generation, doubt)
+        _tell(self.on_doubt, doubt)
+
+
+def _tell(callback: Callable[..., None] | None, *arguments: object) -> None:
+    if callback is not None:
+        threading.Thread(target=callback, args=arguments, name="etcdfence-callback", daemon=True).start()
+
+
+def doubt_from(error: Exception) -> Doubt:
+    if isinstance(error, PermissionDenied):
+        return Doubt.CREDENTIALS_REFUSED
+    return Doubt.UNREACHABLE if isinstance(error, EtcdFenceError) else Doubt.INTERNAL_ERROR
+
+
+class Renewer:
+    """`round` renews some leases, each of its requests within so many seconds, and returns an outcome for each,
+    in their order; it may raise anything."""
+
+    def __init__(
+        self, round: Callable[[Sequence[Belief], float], Sequence[Outcome]], clock: Callable[[], float]
+    ) -> None:
+        self._round, self._clock = round, clock
+        self._leases: list[Belief] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, lease: Belief) -> None:
+        with self._changed:
+            self._leases.append(lease)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="etcdfence-renewal", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, lease: Belief) -> None:
+        """After this no new renewal of the lease begins; the answer of one under way is ignored."""
+        with self._changed:
+            if lease in self._leases:
+                self._leases.remove(lease)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._leases.clear()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                self._leases = [lease for lease in self._leases if not lease.over]
+                now = self._clock()
+                if not any(lease.next_event() <= now for lease in self._leases):
+                    self._changed.wait(self._pause(now))
+                    continue
+                leases = list(self._leases)
+            self._serve(leases, now)
+
+    def _pause(self, now: float) -> float | None:
+        events = [lease.next_event() for lease in self._leases]
+        return max(0.0, min(events) - now) if events else None
+
+    def _serve(self, leases: Sequence[Belief], now: float) -> None:
+        # Those that are nearly due come along, so that leases taken one by one end up in common rounds.
+        if any(lease.due(now) for lease in leases):
+            soon = [lease for lease in leases if lease.due(now + _timing.renew_period(lease.granted) / 4)]
+            deadlines = [lease.deadline for lease in leases if not lease.doubt_told]
+            limit = _timing.request_limit(now, min(lease.granted for lease in soon), deadlines)
+            for lease, outcome in zip(soon, self._outcomes(soon, limit), strict=True):
+                lease.apply(outcome)
+        for lease in leases:
+            lease.tell_doubt()
+
+    def _outcomes(self, leases: Sequence[Belief], limit: float) -> Sequence[Outcome]:
+        try:
+            return self._round(leases, limit)
+        except EtcdFenceError as error:
+            log.info("renewal of %d leases failed: %s", len(leases), error)
+            return [doubt_from(error)] * len(leases)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the leases must go on being renewed
+            log.exception("renewal of %d leases failed", len(leases))
+            return [doubt_from(error)] * len(leases)

