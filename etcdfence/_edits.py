@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from etcdfence._flows.fencing import Edit
+from etcdfence._flows.fencing import Check, Edit
 from etcdfence._keys import Keys
 from etcdfence.errors import Misuse
 from etcdfence.model import ABSENT, Absent, revision_number
@@ -51,7 +51,7 @@ class Edits:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self.edits: dict[str, Edit] = {}
-        self.checks: dict[str, int | Absent] = {}
+        self.checks: dict[str, Check] = {}
 
     def put(self, key: str, value: bytes | str, *, expect: int | Absent | None = None) -> None:
         self._add(key, checked_value(value), expect)
@@ -61,15 +61,15 @@ class Edits:
 
     def expect(self, key: str, revision: int | Absent) -> None:
         """The write is refused with Conflict unless the key still has this revision (ABSENT: is not there)."""
-        self._keys.data(key)
-        known = self.checks.setdefault(key, checked_expectation(revision))
-        if known != revision:
-            raise Misuse(f"{key!r} is already expected at {known!r}; it cannot also be at {revision!r}")
+        check = Check(key, self._keys.data(key), checked_expectation(revision))
+        known = self.checks.setdefault(key, check)
+        if known != check:
+            raise Misuse(f"{key!r} is already expected at {known.revision!r}; it cannot also be at {revision!r}")
 
     def _add(self, key: str, value: bytes | None, expect: int | Absent | None) -> None:
-        self._keys.data(key)  # refuses what cannot be a key
+        edit = Edit(key, self._keys.data(key), self._keys.provenance(key), value)
         if key in self.edits:
             raise Misuse(f"{key!r} is written twice in one transaction; etcd allows it once")
         if expect is not None:
             self.expect(key, expect)
-        self.edits[key] = Edit(key, value)
+        self.edits[key] = edit

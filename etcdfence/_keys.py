@@ -8,6 +8,7 @@ two kinds cannot collide either. Prefixes end in "/": a scan for team-1 never se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -75,7 +76,7 @@ class TaskKeys:
         return self.histories + b"%020d-%06d" % (generation, number)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Keys:
     """The keys of one namespace. `data_prefix` is where users' data keys begin, the namespace's own by default."""
 
@@ -87,11 +88,11 @@ class Keys:
         if self.data_prefix:
             checked_name(self.data_prefix, "data_prefix")
 
-    @property
+    @cached_property
     def root(self) -> str:
         return f"/etcdfence/{_segment(self.namespace, 'a namespace')}/"
 
-    @property
+    @cached_property
     def epoch(self) -> bytes:
         return f"{self.root}epoch".encode()
 

@@ -49,12 +49,12 @@ class Belief:
         self._failures = 0
         self._loss: Loss | None = None
         self._doubt: Doubt | None = None
-        self._released = False
+        self.released = False
         self.doubt_told = False
 
     @property
     def standing(self) -> Standing:
-        return _timing.standing(self._clock(), self.deadline, self._loss, self._released)
+        return _timing.standing(self._clock(), self.deadline, self._loss, self.released)
 
     @property
     def deadline(self) -> float:
@@ -77,11 +77,11 @@ class Belief:
 
     @property
     def over(self) -> bool:
-        return self._released or self._loss is not None
+        return self.released or self._loss is not None
 
     def release(self) -> None:
         with self._lock:
-            self._released = True
+            self.released = True
 
     def lose(self, loss: Loss) -> None:
         """The first loss counts and is told once; a released lease cannot be lost any more."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Generic, TypeVar
 
 from etcdfence.model import MemberStatus
@@ -27,8 +27,7 @@ class Request(Generic[T]):
         return reply
 
 
-class Target(Enum):
-    VERSION = "VERSION"
+class Target(StrEnum):
     CREATE = "CREATE"
     MOD = "MOD"
     VALUE = "VALUE"
@@ -58,7 +57,7 @@ class Delete:
     key: bytes
 
 
-class Order(Enum):
+class Order(StrEnum):
     KEY = "KEY"
     CREATE_ASCENDING = "CREATE_ASCENDING"
     CREATE_DESCENDING = "CREATE_DESCENDING"

@@ -432,6 +432,7 @@ class Lease:
 
     def guard(self) -> Guard:
         """The comparisons of the fence, for a transaction of your own (see `Guard`)."""
+        self._coordinator._host.require_usable()
         self._require_live()
         if self._belief.loss is not None:
             raise fencing.ownership_refused(self._tenure, self._belief.loss)
@@ -486,9 +487,8 @@ class Lease:
         return Transaction(self)
 
     def _write(self, edits: Edits) -> Committed:
-        keys = self._coordinator._keys
         return self._commit(
-            lambda lane, pace: fencing.write(lane, keys, edits.edits.values(), edits.checks.items(), pace)
+            lambda lane, pace: fencing.write(lane, edits.edits.values(), edits.checks.values(), pace)
         )
 
     def settle(self, unknown: OutcomeUnknown) -> Verdict:
@@ -502,11 +502,8 @@ class Lease:
     def _commit(self, flow: Callable[[Lane, Pace], Flow[T]]) -> T:
         """Always ask etcd, whatever this process believes; only a handle that was given back is refused here,
         or one whose store is known to be another."""
-        self._require_live()
-        loss = self._belief.loss
-        if loss is not None and loss.reason in (LossReason.CLOSED, LossReason.STORE_RESTORED):
-            raise fencing.ownership_refused(self._tenure, loss)
         coordinator = self._coordinator
+        coordinator._host.require_usable()
         with self._turn.take(coordinator._patience):
             self._require_live()
             try:
@@ -516,9 +513,11 @@ class Lease:
                 raise
 
     def _require_live(self) -> None:
-        self._coordinator._host.require_usable()
-        if self.standing is Standing.RELEASED:
+        if self._belief.released:
             raise LeaseReleased(f"generation {self.generation} of {self.task} was given back by this process")
+        loss = self._belief.loss
+        if loss is not None and loss.reason in (LossReason.CLOSED, LossReason.STORE_RESTORED):
+            raise fencing.ownership_refused(self._tenure, loss)
 
     # --- ending --------------------------------------------------------------------------------------------
 
@@ -558,7 +557,7 @@ class Lease:
         Renewal stops at once, so a release that meets no etcd ends with the TTL all the same.
         """
         self._coordinator._host.require_usable()
-        if self.standing is Standing.RELEASED:
+        if self._belief.released:
             return
         self._coordinator._renewer.remove(self._belief)
         try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from etcdfence.errors import Unavailable
 
@@ -17,15 +16,18 @@ class Turn:
         self._free = threading.Condition()
         self._taken = False
 
-    @contextmanager
-    def take(self, seconds: float) -> Iterator[None]:
+    def take(self, seconds: float) -> Self:
+        """Wait at most so long; then `with turn.take(10):` has it until its block ends."""
         with self._free:
-            if not self._free.wait_for(lambda: not self._taken, seconds):
+            if self._taken and not self._free.wait_for(lambda: not self._taken, seconds):
                 raise Unavailable(f"another write of this lease was still under way after {seconds:g} s")
             self._taken = True
-        try:
-            yield
-        finally:
-            with self._free:
-                self._taken = False
-                self._free.notify()
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._free:
+            self._taken = False
+            self._free.notify()

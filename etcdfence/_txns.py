@@ -319,15 +319,15 @@ def commit(tenure: Tenure, seen: int, change: Change) -> Txn:
     )
 
 
-def checked_size(tenure: Tenure, change: Change) -> None:
+def checked_size(txn: Txn) -> Txn:
     """TooLarge where etcd would refuse the transaction for its size, before anything is sent."""
-    txn = commit(tenure, 0, change)
     most = max(len(txn.compares), len(txn.success), len(txn.failure))
     if most > MAX_OPERATIONS:
         raise TooLarge(f"this write needs {most} operations in one transaction; etcd takes {MAX_OPERATIONS}")
-    size = sum(len(op.key) + (len(op.value) if isinstance(op, Put) else 0) for op in txn.success)
+    size = sum([len(op.key) + len(op.value) for op in txn.success if isinstance(op, Put)])
     if size > MAX_BYTES:
         raise TooLarge(f"this write has {size} bytes of keys and values; at most {MAX_BYTES} fit one transaction")
+    return txn
 
 
 @dataclass(frozen=True, slots=True)

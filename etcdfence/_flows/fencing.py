@@ -116,7 +116,6 @@ def commit(lane: Lane, change: _txns.Change, pace: Pace) -> Flow[tuple[Committed
     Raises Superseded or LeaseLost (guard gone), Conflict or UnresolvedEffects (an expectation did not hold),
     Unavailable (definitely not applied), OutcomeUnknown with the write id (`settle` decides it later).
     """
-    _txns.checked_size(lane.tenure, change)
     try:
         return (yield from _tries(lane, change, pace))
     except OutcomeUnknown:
@@ -129,9 +128,10 @@ def commit(lane: Lane, change: _txns.Change, pace: Pace) -> Flow[tuple[Committed
 def _tries(lane: Lane, change: _txns.Change, pace: Pace) -> Flow[tuple[Committed, TxnReply | None]]:
     own, blind = change.write_id, False  # blind: a try against the present marker went unanswered
     while True:
+        txn = _txns.checked_size(_txns.commit(lane.tenure, lane.seen, change))
         lane.sending(own)
         try:
-            reply = yield from _txns.commit(lane.tenure, lane.seen, change)
+            reply = yield from txn
         except OutcomeUnknown as error:
             blind = True
             yield from pace.again(_unknown(own, error))
@@ -274,21 +274,28 @@ def _note_refusal(
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Put `value`, or delete the key where it is None."""
+    """Put `value` under the key `data`, or delete it where it is None; the provenance record lies `beside`."""
 
-    key: str
+    name: str
+    data: bytes
+    beside: bytes
     value: bytes | None
 
 
-def write(
-    lane: Lane, keys: Keys, edits: Iterable[Edit], checks: Iterable[tuple[str, int | Absent]], pace: Pace
-) -> Flow[Committed]:
-    """Apply all edits in one fenced transaction, if every key of `checks` still has its revision there. A key
-    without a check is written blindly."""
-    edits = tuple(edits)
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The key `data` must still have this revision, or must not be there."""
+
+    name: str
+    data: bytes
+    revision: int | Absent
+
+
+def write(lane: Lane, edits: Iterable[Edit], checks: Iterable[Check], pace: Pace) -> Flow[Committed]:
+    """Apply all edits in one fenced transaction, if every check holds. A key without one is written blindly."""
     write_id = yield from FreshId()
     now = yield from Now()
-    tenure = lane.tenure
+    tenure, edits = lane.tenure, tuple(edits)
     provenance = ProvenanceRecord(
         task=tenure.task,
         generation=tenure.generation,
@@ -298,23 +305,23 @@ def write(
     ).to_bytes()
     change = _txns.Change(
         write_id,
-        operations=tuple(op for edit in edits for op in _operations(keys, edit, provenance)),
-        expectations=tuple(_expectation(keys, key, revision) for key, revision in checks),
-        names=tuple(edit.key for edit in edits),
+        operations=tuple(operation for edit in edits for operation in _operations(edit, provenance)),
+        expectations=tuple(_expectation(check) for check in checks),
+        names=tuple(edit.name for edit in edits),
     )
     committed, _ = yield from commit(lane, change, pace)
     return committed
 
 
-def _operations(keys: Keys, edit: Edit, provenance: bytes) -> tuple[Operation, Operation]:
-    data, beside = keys.data(edit.key), keys.provenance(edit.key)
+def _operations(edit: Edit, provenance: bytes) -> tuple[Operation, Operation]:
     if edit.value is None:
-        return Delete(data), Delete(beside)
-    return Put(data, edit.value), Put(beside, provenance)
+        return Delete(edit.data), Delete(edit.beside)
+    return Put(edit.data, edit.value), Put(edit.beside, provenance)
 
 
-def _expectation(keys: Keys, key: str, revision: int | Absent) -> _txns.Expectation:
-    return _txns.Expectation(key, _txns.unmoved(keys.data(key), 0 if revision is ABSENT else revision))
+def _expectation(check: Check) -> _txns.Expectation:
+    revision = 0 if check.revision is ABSENT else check.revision
+    return _txns.Expectation(check.name, _txns.unmoved(check.data, revision))
 
 
 def get(keys: Keys, names: Sequence[str], pace: Pace) -> Flow[tuple[Entry, ...]]:

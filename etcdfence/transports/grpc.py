@@ -59,7 +59,7 @@ class _Member:
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.channel = grpc.insecure_channel(host_and_port(endpoint), options=_OPTIONS)
-        self.txn = self._unary("KV/Txn", pb.TxnRequest, pb.TxnResponse)
+        self.txn = self._unary("KV/Txn", None, pb.TxnResponse)
         self.grant = self._unary("Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
         self.revoke = self._unary("Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse)
         self.time_to_live = self._unary(
@@ -83,7 +83,7 @@ class _Member:
             "Callable[..., Any]",
             self.channel.unary_unary(
                 f"/etcdserverpb.{path}",
-                request_serializer=request.SerializeToString,
+                request_serializer=request and request.SerializeToString,  # None: bytes already
                 response_deserializer=response.FromString,
             ),
         )
@@ -129,7 +129,7 @@ class GrpcTransport:
     # --- requests ------------------------------------------------------------------------------------------
 
     def _txn(self, request: Txn) -> TxnReply:
-        message = _wire.txn_message(request)
+        message = _wire.txn_bytes(request)
         if request.elsewhere:
             self._move_from(self._members[self._current])
         return _wire.txn_reply(self._ask(lambda member: member.txn, message, request.timeout))
