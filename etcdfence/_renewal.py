@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from etcdfence import _timing
 from etcdfence.errors import EtcdFenceError, PermissionDenied
-from etcdfence.model import Doubt, Loss, Standing
+from etcdfence.model import Doubt, Loss, LossReason, Standing
 
 log = logging.getLogger("etcdfence.renewal")
 
@@ -90,7 +90,8 @@ class Belief:
                 return
             told = Loss(loss.reason, loss.current, self._renewed_wall)
             self._loss = told
-        log.warning("lost %s, generation %s: %s", self.task, self.generation, told.reason)
+        level = logging.INFO if told.reason is LossReason.CLOSED else logging.WARNING
+        log.log(level, "lost %s, generation %s: %s", self.task, self.generation, told.reason)
         self.lost.set()
         _tell(self.on_loss, told)
 

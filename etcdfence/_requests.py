@@ -55,6 +55,7 @@ class Put:
 @dataclass(frozen=True, slots=True)
 class Delete:
     key: bytes
+    range_end: bytes = b""
 
 
 class Order(StrEnum):

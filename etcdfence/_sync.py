@@ -53,6 +53,7 @@ from etcdfence.model import (
 )
 
 log = logging.getLogger("etcdfence")
+log.addHandler(logging.NullHandler())  # a library prints nothing unless its user asks for it
 T = TypeVar("T")
 
 CLOSE_SECONDS = 10.0  # for an explicit close(); leases not given back by then end with their TTL

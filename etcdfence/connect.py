@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from etcdfence import _host, config
-from etcdfence._flow import drive
+from etcdfence._flow import Transport, drive
 from etcdfence._flows import leases
 from etcdfence._flows.pacing import Pace
 from etcdfence._host import Host
@@ -56,18 +56,47 @@ def connect(
         transport=transport,
         context=context,
     )
-    keys = Keys(settings.namespace, settings.data_prefix)
-    limits = [checked_seconds(request_timeout, "request_timeout"), checked_seconds(patience, "patience")]
-    if not all(limits):
-        raise Misuse("request_timeout and patience must be longer than zero seconds")
-    identity = _identity(holder)
+    limit = _longer_than_zero(request_timeout, "request_timeout")
     with ExitStack() as undo:
         urls, stop = _endpoints(settings.endpoints, undo)
-        host = Host(GrpcTransport(urls, request_timeout=limits[0]))
-        undo.callback(host.close)
-        epoch = drive(leases.find_epoch(keys.epoch, Pace(_host.clock() + limits[1])), host)
+        coordinator = over(
+            GrpcTransport(urls, request_timeout=limit),
+            namespace=settings.namespace,
+            data_prefix=settings.data_prefix,
+            holder=holder,
+            patience=patience,
+            on_close=stop,
+        )
         undo.pop_all()
-    return Coordinator(host, keys, epoch, identity, limits[1], stop)
+    return coordinator
+
+
+def over(
+    transport: Transport,
+    *,
+    namespace: str,
+    data_prefix: str = "",
+    holder: str | None = None,
+    patience: float = 10.0,
+    on_close: Callable[[], None] = lambda: None,
+) -> Coordinator:
+    """A Coordinator over a transport of your own; it closes the transport when it is closed."""
+    host = Host(transport)
+    try:
+        keys, identity = Keys(namespace, data_prefix), _identity(holder)
+        seconds = _longer_than_zero(patience, "patience")
+        epoch = drive(leases.find_epoch(keys.epoch, Pace(_host.clock() + seconds)), host)
+    except BaseException:
+        host.close()
+        raise
+    return Coordinator(host, keys, epoch, identity, seconds, on_close)
+
+
+def _longer_than_zero(value: object, what: str) -> float:
+    seconds = checked_seconds(value, what)
+    if not seconds:
+        raise Misuse(f"{what} must be longer than zero seconds")
+    return seconds
 
 
 def _endpoints(endpoints: tuple[str, ...], undo: ExitStack) -> tuple[tuple[str, ...], Callable[[], None]]:

@@ -52,7 +52,7 @@ class OutcomeUnknown(EtcdFenceError):
 class Misuse(EtcdFenceError):
     """The calling code asked for something that can never work. Nothing was sent."""
 
-    advice = "Change the calling code; the message says what is expected."
+    advice = "Correct what was asked for; the message says what is expected."
 
 
 class Closed(Misuse):

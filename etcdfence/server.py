@@ -142,6 +142,12 @@ class LocalEtcd:
         except (urllib.error.URLError, OSError):
             return False
 
+    def wait(self) -> int:
+        """Wait until the server ends by itself; its exit status."""
+        if self._process is None:
+            raise EtcdFenceError("this etcd is not running")
+        return self._process.wait()
+
     def pause(self) -> None:
         """Stop the server where it stands, as a stalled machine would."""
         self._signal(signal.SIGSTOP)

@@ -77,6 +77,8 @@ def _fill_operation(message: pb.RequestOp, operation: Operation) -> None:
             put.lease = operation.lease
     elif isinstance(operation, Delete):
         message.request_delete_range.key = operation.key
+        if operation.range_end:
+            message.request_delete_range.range_end = operation.range_end
     else:
         _fill_range(message.request_range, operation)
 
