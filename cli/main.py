@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -81,7 +82,7 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         # Whoever read our output has gone; keep Python from complaining about it once more at its exit.
-        sys.stdout = None  # type: ignore[assignment]
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 

@@ -26,6 +26,9 @@ class Columns:
     name: str = "task"
 
 
+UNITS = {"granted_ttl": "s", "expires_in": "s", "db_size": "B"}  # what a person sees behind the number
+
+
 def show_list(rows: Sequence[Row], columns: Columns, form: Format) -> None:
     match form:
         case Format.JSON:
@@ -80,7 +83,7 @@ def _yaml(value: object) -> None:
 
 def _table(rows: Sequence[Row], fields: Sequence[str]) -> None:
     cells = [[field.upper().replace("_", "-") for field in fields]]
-    cells += [[_cell(row.get(field)) for field in fields] for row in rows]
+    cells += [[_cell(row.get(field), UNITS.get(field)) for field in fields] for row in rows]
     widths = [max(len(line[column]) for line in cells) for column in range(len(fields))]
     for line in cells:
         _line("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
@@ -94,15 +97,15 @@ def _sheet(row: Row, fields: Sequence[str]) -> list[str]:
         if isinstance(value, list | tuple) and value:
             lines += [label.rstrip(), *(f"  - {_cell(one)}" for one in value)]
         else:
-            lines.append(f"{label}{_cell(value)}")
+            lines.append(f"{label}{_cell(value, UNITS.get(field))}")
     return lines
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, unit: str | None = None) -> str:
     if value is None or value == "" or value == [] or value == ():
         return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={_cell(one)}" for key, one in value.items() if one is not None)
     if isinstance(value, list | tuple):
         return "; ".join(map(_cell, value))
-    return printable(str(value))
+    return printable(f"{value} {unit}" if unit else str(value))

@@ -97,7 +97,11 @@ def _texts(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inner(value: Any) -> Any:
-    return [_texts(one) for one in value] if isinstance(value, list | tuple) and value and isinstance(value[0], dict) else value
+    return (
+        [_texts(one) for one in value]
+        if isinstance(value, list | tuple) and value and isinstance(value[0], dict)
+        else value
+    )
 
 
 def _number(value: int | None) -> str | None:

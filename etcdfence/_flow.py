@@ -17,12 +17,13 @@ Flow = Generator[Request[Any], Any, T]
 
 
 class Transport(Protocol):
-    """One wire to etcd. `call` answers, or raises one of the families of `etcdfence.errors`.
+    """One wire to etcd. `call` answers within so many seconds, or raises one of the families of
+    `etcdfence.errors`. A request that brings a limit of its own is held to the shorter one.
 
     It never repeats a request by itself: only a flow knows which requests may be repeated.
     """
 
-    def call(self, request: Request[T]) -> T: ...
+    def call(self, request: Request[T], within: float) -> T: ...
 
     def close(self) -> None: ...
 

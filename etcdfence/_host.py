@@ -18,6 +18,7 @@ from etcdfence._requests import FreshId, FreshLeaseId, Header, Instant, Now, Req
 from etcdfence.errors import Closed
 
 T = TypeVar("T")
+SHORTEST_TRY: Final = 0.5  # seconds
 
 # A monotonic clock that counts suspend where there is one: a laptop that slept must not believe its lease.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -31,11 +32,21 @@ def wall() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+class Bounded:
+    """A host for one call that must have ended by a certain moment of the local clock."""
+
+    def __init__(self, host: Host, until: float) -> None:
+        self._host, self._until = host, until
+
+    def call(self, request: Request[T]) -> T:
+        return self._host.call(request, self._until)
+
+
 class Host:
     """Answers every request of a synchronous flow. Closed, or forked into a child, it refuses at once."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, request_timeout: float) -> None:
+        self._transport, self._timeout = transport, request_timeout
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._seen = Header(0, 0, 0)
@@ -62,15 +73,21 @@ class Host:
         if self._closed.is_set():
             raise Closed("this coordinator is closed")
 
-    def call(self, request: Request[T]) -> T:
+    def call(self, request: Request[T], until: float | None = None) -> T:
+        """Answer one request; `until` a moment of the local clock, if there is one."""
         local = self._local.get(type(request))
         if local is not None:
             return cast("T", local(request))
         self.require_usable()
-        reply = self._transport.call(request)
-        if type(reply) is TxnReply:
+        within = self._timeout if until is None else self._within(until)
+        reply = self._transport.call(request, within)
+        if isinstance(reply, TxnReply):
             self._witness(reply.header)
         return reply
+
+    def _within(self, until: float) -> float:
+        """Not past `until`, but long enough for a healthy etcd to answer: a try cut short is a try unknown."""
+        return min(self._timeout, max(until - clock(), SHORTEST_TRY))
 
     def forget_store(self) -> None:
         """Begin anew with another store, once every lease of the old one has been ended."""

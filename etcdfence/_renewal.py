@@ -209,6 +209,6 @@ class Renewer:
         except EtcdFenceError as error:
             log.info("renewal of %d leases failed: %s", len(leases), error)
             return [doubt_from(error)] * len(leases)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the leases must go on being renewed
+        except Exception as error:  # whatever it is, the leases must go on being renewed
             log.exception("renewal of %d leases failed", len(leases))
             return [doubt_from(error)] * len(leases)

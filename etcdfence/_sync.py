@@ -18,7 +18,7 @@ from etcdfence._flow import Flow, drive
 from etcdfence._flows import fencing, leases, tasks
 from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
-from etcdfence._host import Host
+from etcdfence._host import Bounded, Host
 from etcdfence._keys import Keys
 from etcdfence._records import TaskRecord, read
 from etcdfence._renewal import Belief, Confirmed, Outcome, Renewer
@@ -44,6 +44,8 @@ from etcdfence.model import (
     Loss,
     LossReason,
     MemberStatus,
+    Owner,
+    Receipt,
     Standing,
     TaskDescription,
     TaskName,
@@ -67,6 +69,11 @@ class Identity:
     holder: str
     host: str
     pid: int
+
+
+class GaveBack(Enum):
+    YES = "etcd has revoked the lease"
+    NO = "etcd did not answer; the lease ends with its TTL"
 
 
 class Coordinator:
@@ -162,7 +169,8 @@ class Coordinator:
     def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
         bid = leases.Bid()
         try:
-            outcome = self._drive(leases.acquire(bid, wish, self._pace(), until))
+            pace = Pace(_host.clock() + self._patience)
+            outcome = drive(leases.acquire(bid, wish, pace, until), self._host)
         except BaseException:
             self._withdraw(bid, wish)
             raise
@@ -171,9 +179,14 @@ class Coordinator:
             self._withdraw(bid, wish)  # grants that went unanswered, if there were any
             return outcome
         self._withdraw(bid, wish)
+        raise self._held(wish, outcome.owner)
+
+    def _held(self, wish: leases.Wish, owner: Owner | None) -> Held:
         with self._lock:
-            mine = {lane.tenure.guard.lease_id for lane in self._lanes.values()}
-        raise Held(wish.keys.task, outcome.owner, mine=outcome.owner is not None and outcome.owner.lease_id in mine)
+            ours = {lane.tenure.guard.lease_id for lane in self._lanes.values()}
+        mine = owner is not None and owner.lease_id in ours
+        namesake = owner is not None and owner.holder == wish.holder and not mine
+        return Held(wish.keys.task, owner, mine=mine, namesake=namesake)
 
     def _withdraw(self, bid: leases.Bid, wish: leases.Wish) -> None:
         """Undo what an acquire left behind. Where etcd does not answer, go on in the background for as long as
@@ -183,7 +196,7 @@ class Coordinator:
 
         def undo(seconds: float) -> None:
             try:
-                self._drive(leases.withdraw(bid, Pace(_host.clock() + seconds)))
+                self._run(lambda pace: leases.withdraw(bid, pace), seconds)
             except EtcdFenceError as error:
                 log.info("an abandoned claim of %s is not undone yet: %s", wish.keys.task, error)
 
@@ -197,18 +210,19 @@ class Coordinator:
     def describe(self, task: TaskName) -> TaskDescription:
         """Everything the store says of one task, at one revision; NotFound where it says nothing."""
         self._require_open()
-        return self._drive(tasks.describe(self._keys, self._keys.task(task), self._pace()))
+        keys = self._keys.task(task)
+        return self._run(lambda pace: tasks.describe(self._keys, keys, pace))
 
     def tasks(self, *, owned_only: bool = False) -> list[TaskDescription]:
         """All tasks of the namespace by name, without attempts and history; `owned_only`: those with an owner."""
         self._require_open()
-        return self._drive(tasks.tasks(self._keys, self._pace(), owned_only=owned_only))
+        return self._run(lambda pace: tasks.tasks(self._keys, pace, owned_only=owned_only))
 
     def get(self, key: str) -> Entry:
         """A data key's value and revision (None and ABSENT where it is not there), read linearizably."""
         self._require_open()
-        (entry,) = self._drive(fencing.get(self._keys, [key], self._pace()))
-        return entry
+        keys = self._keys.data(key), self._keys.provenance(key)
+        return self._run(lambda pace: fencing.get(key, *keys, pace))
 
     def members(self) -> Sequence[MemberStatus]:
         """What each endpoint says of itself; one that does not answer is listed with its error."""
@@ -243,17 +257,23 @@ class Coordinator:
         left = until - _host.clock()
         if left <= 0:
             return
-        bid = leases.Bid(lease_ids=[lane.tenure.guard.lease_id])
-        turn = self._turns[belief]
         try:
-            with turn.take(left):
-                self._drive(tasks.end(lane, tasks.Ending("released", "closed"), Pace(until)))
+            with self._turns[belief].take(left):
+                self._run(lambda pace: tasks.end(lane, tasks.Ending("released", "closed"), pace), left)
         except EtcdFenceError as error:
             log.info("%s could not be released: %s", lane.tenure.task, error)
+        self._revoke(lane, until - _host.clock())
+
+    def _revoke(self, lane: Lane, seconds: float) -> GaveBack:
+        """Give back the etcd lease; only this tenure's owner key hangs on it, so this frees the task even where
+        the release itself went unheard. Failing that the lease runs out by itself."""
+        bid = leases.Bid(lease_ids=[lane.tenure.guard.lease_id])
         try:
-            self._drive(leases.revoke(bid, Pace(until)))
+            if seconds > 0:
+                self._run(lambda pace: leases.revoke(bid, pace), seconds)
         except EtcdFenceError as error:
-            log.info("the lease of %s ends with its TTL: %s", lane.tenure.task, error)
+            log.info("the etcd lease of %s ends with its TTL: %s", lane.tenure.task, error)
+        return GaveBack.NO if bid.lease_ids else GaveBack.YES
 
     def __enter__(self) -> Self:
         self._require_open()
@@ -274,11 +294,10 @@ class Coordinator:
         if self._closing:
             raise Misuse("this coordinator is closed; call etcdfence.connect() again")
 
-    def _drive(self, flow: Flow[T]) -> T:
-        return drive(flow, self._host)
-
-    def _pace(self) -> Pace:
-        return Pace(_host.clock() + self._patience)
+    def _run(self, flow: Callable[[Pace], Flow[T]], seconds: float | None = None) -> T:
+        """Run a flow that must have ended after so many seconds (None: the coordinator's patience)."""
+        pace = Pace(_host.clock() + (self._patience if seconds is None else seconds))
+        return drive(flow(pace), Bounded(self._host, pace.deadline))
 
     def _enter(self, belief: Belief, lane: Lane, turn: Turn) -> None:
         with self._lock:
@@ -296,7 +315,7 @@ class Coordinator:
         with self._lock:
             lanes = [self._lanes.get(belief) for belief in beliefs]
         present = [lane for lane in lanes if lane is not None]
-        found = iter(self._drive(leases.renew(present, self._keys.epoch, self._host.seen, limit)))
+        found = iter(drive(leases.renew(present, self._keys.epoch, self._host.seen, limit), self._host))
         outcomes = [Doubt.NOT_RENEWED if lane is None else _outcome(lane, next(found)) for lane in lanes]
         restored = Loss(LossReason.STORE_RESTORED)
         if restored in outcomes:
@@ -339,11 +358,6 @@ def _dropped(coordinator: Coordinator, belief: Belief) -> None:
     coordinator._leave(belief)
 
 
-class GaveBack(Enum):
-    YES = "etcd has revoked the lease"
-    NO = "etcd did not answer; the lease ends with its TTL"
-
-
 class Lease:
     """Ownership of one task. Made by `Coordinator.acquire`; leaving its `with` block releases it.
 
@@ -361,9 +375,7 @@ class Lease:
         self._coordinator, self._tenure = coordinator, tenure
         self._lane = Lane(tenure, tenure.granted_at)
         self._turn = Turn()
-        self._belief = Belief(
-            tenure.task, tenure.generation, tenure.granted, tenure.granted_at, _host.clock
-        )
+        self._belief = Belief(tenure.task, tenure.generation, tenure.granted, tenure.granted_at, _host.clock)
         # Only a callback makes the belief, which the renewal thread holds, refer back to the handle.
         if on_lost is not None:
             self._belief.on_loss = lambda loss: on_lost(self, loss)
@@ -392,6 +404,20 @@ class Lease:
     def attempt(self) -> str:
         """The id of this tenure's attempt."""
         return self._tenure.attempt.attempt
+
+    @property
+    def receipt(self) -> Receipt:
+        """What etcd answered to the claim."""
+        tenure = self._tenure
+        return Receipt(
+            task=tenure.task,
+            holder=tenure.attempt.holder,
+            token=self.token,
+            lease_id=tenure.guard.lease_id,
+            revision=tenure.generation,
+            cluster_id=tenure.cluster_id,
+            claimed_at=tenure.attempt.started,
+        )
 
     @property
     def ttl(self) -> int:
@@ -446,7 +472,7 @@ class Lease:
         action everything may change, which is what guards and fenced writes are for.
         """
         self._require_live()
-        loss = self._coordinator._drive(leases.check(self._lane, self._coordinator._pace()))
+        loss = self._coordinator._run(lambda pace: leases.check(self._lane, pace))
         if loss is not None:
             self._belief.lose(loss)
             raise fencing.ownership_refused(self._tenure, loss)
@@ -500,15 +526,15 @@ class Lease:
             raise Misuse("this error is not about a fenced write; repeat the call that raised it")
         return self._commit(lambda lane, pace: fencing.settle(lane, write_id, pace))
 
-    def _commit(self, flow: Callable[[Lane, Pace], Flow[T]]) -> T:
+    def _commit(self, flow: Callable[[Lane, Pace], Flow[T]], seconds: float | None = None) -> T:
         """Always ask etcd, whatever this process believes; only a handle that was given back is refused here,
         or one whose store is known to be another."""
         coordinator = self._coordinator
         coordinator._host.require_usable()
-        with self._turn.take(coordinator._patience):
+        with self._turn.take(coordinator._patience if seconds is None else seconds):
             self._require_live()
             try:
-                return coordinator._drive(flow(self._lane, coordinator._pace()))
+                return coordinator._run(lambda pace: flow(self._lane, pace), seconds)
             except OwnershipRefused as refused:
                 self._belief.lose(refused.loss)
                 raise
@@ -557,12 +583,15 @@ class Lease:
 
         Renewal stops at once, so a release that meets no etcd ends with the TTL all the same.
         """
+        self._release(None)
+
+    def _release(self, seconds: float | None) -> None:
         self._coordinator._host.require_usable()
         if self._belief.released:
             return
         self._coordinator._renewer.remove(self._belief)
         try:
-            self._commit(lambda lane, pace: tasks.end(lane, tasks.Ending("released"), pace))
+            self._commit(lambda lane, pace: tasks.end(lane, tasks.Ending("released"), pace), seconds)
         except (Unavailable, OutcomeUnknown):
             if self._finish() is GaveBack.NO:
                 raise
@@ -580,16 +609,8 @@ class Lease:
         self._coordinator._leave(self._belief)
 
     def _finish(self) -> GaveBack:
-        """Give back the etcd lease; only this tenure's owner key hangs on it, so this frees the task even where
-        the release itself went unheard. Failing that the lease runs out by itself."""
         self.abandon()
-        bid = leases.Bid(lease_ids=[self._tenure.guard.lease_id])
-        try:
-            self._coordinator._drive(leases.revoke(bid, Pace(_host.clock() + 1.0)))
-        except EtcdFenceError as error:
-            log.info("the etcd lease of %s ends with its TTL: %s", self.task, error)
-            return GaveBack.NO
-        return GaveBack.YES
+        return self._coordinator._revoke(self._lane, 1.0)
 
     def _close(self) -> None:
         self._belief.lose(Loss(LossReason.CLOSED))
@@ -605,8 +626,9 @@ class Lease:
         """Release. A loss is raised only over a body that ended well; the body's own exception stays, with the
         loss as a note. A release that met no etcd is logged: what the body wrote is acknowledged all the same.
         """
+        interrupted = error is not None and not isinstance(error, Exception)
         try:
-            self.release()
+            self._release(EXIT_SECONDS if interrupted else None)
         except (Unavailable, OutcomeUnknown) as unheard:
             log.warning("%s could not be released and ends with its TTL: %s", self.task, unheard)
         except EtcdFenceError as refused:

@@ -18,7 +18,15 @@ from functools import cached_property
 from typing import Final
 
 from etcdfence._keys import TaskKeys, prefix_end
-from etcdfence._records import AttemptRecord, ClosedRecord, OwnerRecord, TaskRecord, Unreadable, owner_of, read
+from etcdfence._records import (
+    AttemptRecord,
+    ClosedRecord,
+    OwnerRecord,
+    TaskRecord,
+    Unreadable,
+    owner_of,
+    read,
+)
 from etcdfence._requests import (
     Compare,
     Delete,
@@ -132,6 +140,7 @@ def claim(ask: Claim) -> Txn:
 @dataclass(frozen=True, slots=True)
 class Won:
     generation: int
+    cluster_id: int
     record: KeyValue | None
     predecessor: KeyValue | None
 
@@ -141,6 +150,7 @@ class Ran:
     """The attempt exists already: an earlier try was applied. `generation` while it owns the task still."""
 
     generation: int | None
+    cluster_id: int
     record: KeyValue | None
 
 
@@ -171,10 +181,10 @@ def claim_answer(ask: Claim, reply: TxnReply) -> ClaimAnswer:
         last, record, owner = (found.first for found in reply.reads)
         if owner is None:  # etcd reads its own put back; anything else is not etcd
             raise EtcdFenceError("etcd accepted the claim but did not return the owner key")
-        return Won(owner.mod_revision, record, last)
+        return Won(owner.mod_revision, reply.header.cluster_id, record, last)
     owner, attempt, closed, epoch, record = (found.first for found in reply.reads)
     if attempt is not None:
-        return Ran(_mine(ask, owner), record)
+        return Ran(_mine(ask, owner), reply.header.cluster_id, record)
     if closed is not None:
         return Shut(closed_state(closed), record)
     if epoch is None or epoch.value != ask.epoch_value:
@@ -213,7 +223,7 @@ def landed(ask: Claim, reply: TxnReply) -> Ran | None:
     found = read(AttemptRecord, attempt) if attempt else None
     if isinstance(found, AttemptRecord) and found.sealed:
         return None
-    return Ran(_mine(ask, owner), record)
+    return Ran(_mine(ask, owner), reply.header.cluster_id, record)
 
 
 def mark_lost(keys: TaskKeys, predecessor: AttemptRecord, made_at: int, ended: AttemptRecord) -> Txn:
@@ -236,6 +246,7 @@ class Tenure:
     epoch: int
     granted: int
     granted_at: float
+    cluster_id: int
     record: KeyValue | None = None
 
     @property

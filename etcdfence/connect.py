@@ -13,7 +13,7 @@ from etcdfence import _host, config
 from etcdfence._flow import Transport, drive
 from etcdfence._flows import leases
 from etcdfence._flows.pacing import Pace
-from etcdfence._host import Host
+from etcdfence._host import Bounded, Host
 from etcdfence._keys import Keys
 from etcdfence._sync import Coordinator, Identity
 from etcdfence._timing import checked_seconds
@@ -56,14 +56,14 @@ def connect(
         transport=transport,
         context=context,
     )
-    limit = _longer_than_zero(request_timeout, "request_timeout")
     with ExitStack() as undo:
         urls, stop = _endpoints(settings.endpoints, undo)
         coordinator = over(
-            GrpcTransport(urls, request_timeout=limit),
+            GrpcTransport(urls),
             namespace=settings.namespace,
             data_prefix=settings.data_prefix,
             holder=holder,
+            request_timeout=request_timeout,
             patience=patience,
             on_close=stop,
         )
@@ -77,17 +77,19 @@ def over(
     namespace: str,
     data_prefix: str = "",
     holder: str | None = None,
+    request_timeout: float = 5.0,
     patience: float = 10.0,
     on_close: Callable[[], None] = lambda: None,
 ) -> Coordinator:
     """A Coordinator over a transport of your own; it closes the transport when it is closed."""
-    host = Host(transport)
     try:
         keys, identity = Keys(namespace, data_prefix), _identity(holder)
+        host = Host(transport, _longer_than_zero(request_timeout, "request_timeout"))
         seconds = _longer_than_zero(patience, "patience")
-        epoch = drive(leases.find_epoch(keys.epoch, Pace(_host.clock() + seconds)), host)
+        pace = Pace(_host.clock() + seconds)
+        epoch = drive(leases.find_epoch(keys.epoch, pace), Bounded(host, pace.deadline))
     except BaseException:
-        host.close()
+        transport.close()
         raise
     return Coordinator(host, keys, epoch, identity, seconds, on_close)
 

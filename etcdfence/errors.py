@@ -64,20 +64,22 @@ class Closed(Misuse):
 class Held(Refused):
     """Somebody owns the task. `owner` says who, `mine` whether it is this coordinator.
 
-    `owner` is None when nobody owns it yet but others are ahead in line.
+    `owner` is None when nobody owns it yet but others are ahead in line. `namesake`: the owner goes by the same
+    holder name but is another worker; names are for people and decide nothing, two workers should not share one.
     """
 
     advice = "Wait with acquire(), look at the present owner with describe(), or leave the task alone."
 
-    def __init__(self, task: str, owner: Owner | None, *, mine: bool = False) -> None:
-        self.task, self.owner, self.mine = task, owner, mine
+    def __init__(self, task: str, owner: Owner | None, *, mine: bool = False, namesake: bool = False) -> None:
+        self.task, self.owner, self.mine, self.namesake = task, owner, mine, namesake
         super().__init__(f"{task} is {self._by()}; no new attempt was begun")
 
     def _by(self) -> str:
         if self.owner is None:
             return "kept for others who are ahead in line"
         whose = "this coordinator" if self.mine else f"{self.owner.holder!r} on {self.owner.host}"
-        return f"owned by {whose} with generation {self.owner.generation}"
+        clash = ", another worker under the same name" if self.namesake else ""
+        return f"owned by {whose}{clash} with generation {self.owner.generation}"
 
 
 class TaskClosed(Refused):

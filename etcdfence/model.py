@@ -220,6 +220,20 @@ class TaskState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Receipt:
+    """What etcd answered to the claim: the evidence of an ownership. `revision` is the store's at the claim (and
+    the owner key's own, which is the generation); `claimed_at` is this machine's wall clock, for people."""
+
+    task: str
+    holder: str
+    token: Token
+    lease_id: int
+    revision: int
+    cluster_id: int
+    claimed_at: str
+
+
+@dataclass(frozen=True, slots=True)
 class Owner:
     """Who owns a task, as its owner key says. `granted_ttl` is in seconds."""
 

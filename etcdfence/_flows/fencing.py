@@ -14,14 +14,13 @@ is never removed before the marker of its tenure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from etcdfence import _txns
 from etcdfence._flow import Flow
 from etcdfence._flows import leases
 from etcdfence._flows.pacing import Pace
-from etcdfence._keys import Keys
 from etcdfence._records import ProvenanceRecord, RefusalRecord, RefusedTry, read
 from etcdfence._requests import Delete, FreshId, KeyValue, Now, Operation, Put, Range, Txn, TxnReply
 from etcdfence.errors import (
@@ -80,9 +79,7 @@ class Lane:
     def decide(self, others: Verdict, applied: str | None = None, revision: int = 0) -> None:
         """Fix the fate of everything unsettled: `applied` was, at `revision`; the others as said."""
         for write_id in self.unsettled:
-            self.fates[write_id] = (
-                Fate(Verdict.APPLIED, revision) if write_id == applied else Fate(others)
-            )
+            self.fates[write_id] = Fate(Verdict.APPLIED, revision) if write_id == applied else Fate(others)
         self.unsettled.clear()
         while len(self.fates) > KEPT_FATES:
             del self.fates[next(iter(self.fates))]
@@ -138,7 +135,9 @@ def _tries(lane: Lane, change: _txns.Change, pace: Pace) -> Flow[tuple[Committed
             continue
         except EtcdFenceError as error:
             if not isinstance(error, Unavailable):
-                raise _unknown(own, error) if blind else error
+                if blind:
+                    raise _unknown(own, error) from error
+                raise
             yield from pace.again(_unknown(own, error) if blind else error)
             continue
         if reply.succeeded:
@@ -159,9 +158,7 @@ def _unknown(write_id: str, error: EtcdFenceError) -> OutcomeUnknown:
     return unknown
 
 
-def _refused(
-    lane: Lane, change: _txns.Change, reply: TxnReply, blind: bool, pace: Pace
-) -> Flow[Committed | None]:
+def _refused(lane: Lane, change: _txns.Change, reply: TxnReply, blind: bool, pace: Pace) -> Flow[Committed | None]:
     """What a refused try means: Committed where an earlier try had been applied, None where the change is to
     be sent again, else the error that says why not."""
     own, evidence = change.write_id, _txns.Evidence.of(reply)
@@ -233,9 +230,7 @@ def ownership_refused(tenure: _txns.Tenure, loss: Loss, revision: int | None = N
     return kind(task=tenure.task, generation=tenure.generation, loss=loss, revision=revision)
 
 
-def _note_refusal(
-    tenure: _txns.Tenure, change: _txns.Change, evidence: _txns.Evidence, loss: Loss
-) -> Flow[None]:
+def _note_refusal(tenure: _txns.Tenure, change: _txns.Change, evidence: _txns.Evidence, loss: Loss) -> Flow[None]:
     """Leave a record of the stale try for operators. Best effort: the refusal stands without it."""
     now = yield from Now()
     stale = RefusedTry(
@@ -254,17 +249,13 @@ def _note_refusal(
         tries=(stale,),
     )
     try:
-        reply = yield from Txn(
-            (_txns.absent(key),), (Put(key, first.to_bytes()),), (Range(key),), REFUSAL_LIMIT
-        )
+        reply = yield from Txn((_txns.absent(key),), (Put(key, first.to_bytes()),), (Range(key),), REFUSAL_LIMIT)
         kv = reply.reads[0].first if not reply.succeeded else None
         record = read(RefusalRecord, kv) if kv else None
         if kv and isinstance(record, RefusalRecord):
             tries = (*record.tries, stale)[-KEPT_TRIES:]
             more = record.model_copy(update={"count": record.count + 1, "tries": tries})
-            yield from Txn(
-                (_txns.unmoved(key, kv.mod_revision),), (Put(key, more.to_bytes()),), (), REFUSAL_LIMIT
-            )
+            yield from Txn((_txns.unmoved(key, kv.mod_revision),), (Put(key, more.to_bytes()),), (), REFUSAL_LIMIT)
     except EtcdFenceError:
         return
 
@@ -324,17 +315,16 @@ def _expectation(check: Check) -> _txns.Expectation:
     return _txns.Expectation(check.name, _txns.unmoved(check.data, revision))
 
 
-def get(keys: Keys, names: Sequence[str], pace: Pace) -> Flow[tuple[Entry, ...]]:
-    """Data keys as they are now, each with the write that made its revision; all read at one revision."""
-    reads = [Range(key) for name in names for key in (keys.data(name), keys.provenance(name))]
+def get(name: str, data: bytes, beside: bytes, pace: Pace) -> Flow[Entry]:
+    """A data key as it is now, with the write that made its revision."""
     while True:
         try:
-            reply = yield from _txns.reading(*reads)
+            reply = yield from _txns.reading(Range(data), Range(beside))
         except (OutcomeUnknown, Unavailable) as error:
             yield from pace.again(error)
         else:
-            found = [one.first for one in reply.reads]
-            return tuple(map(_entry, names, found[::2], found[1::2]))
+            found, provenance = (one.first for one in reply.reads)
+            return _entry(name, found, provenance)
 
 
 def _entry(name: str, data: KeyValue | None, beside: KeyValue | None) -> Entry:

@@ -117,12 +117,12 @@ def claim(bid: Bid, wish: Wish, pace: Pace) -> Flow[_txns.Tenure | _txns.Taken]:
         match answer:
             case None:  # the etcd lease ran out before the claim came through
                 yield from _grant(bid, wish.ttl, pace)
-            case _txns.Won(generation, record, predecessor):
+            case _txns.Won(generation, _, _, predecessor):
                 yield from _mark_lost(wish, ask, generation, predecessor)
-                return _tenure(bid, wish, ask, generation, record)
-            case _txns.Ran(int(generation), record):
-                return _tenure(bid, wish, ask, generation, record)
-            case _txns.Ran(None):
+                return _tenure(bid, wish, ask, generation, answer)
+            case _txns.Ran(int(generation)):
+                return _tenure(bid, wish, ask, generation, answer)
+            case _txns.Ran():
                 yield from pace.again(Unavailable(f"{wish.keys.task}: the claim was applied and is over again"))
             case _txns.OtherEpoch(KeyValue() as kv):
                 wish = replace(wish, epoch=epoch_from(kv))
@@ -223,7 +223,9 @@ def _seal(ask: _txns.Claim, pace: Pace) -> Flow[_txns.Ran | None]:
             return None if reply.succeeded else _txns.landed(ask, reply)
 
 
-def _tenure(bid: Bid, wish: Wish, ask: _txns.Claim, generation: int, record: KeyValue | None) -> _txns.Tenure:
+def _tenure(
+    bid: Bid, wish: Wish, ask: _txns.Claim, generation: int, answer: _txns.Won | _txns.Ran
+) -> _txns.Tenure:
     return _txns.Tenure(
         keys=wish.keys,
         guard=Guard(wish.keys.owner, generation, ask.lease_id, wish.epoch.key, wish.epoch.value),
@@ -231,7 +233,8 @@ def _tenure(bid: Bid, wish: Wish, ask: _txns.Claim, generation: int, record: Key
         epoch=wish.epoch.number,
         granted=bid.granted,
         granted_at=bid.sent,
-        record=record,
+        cluster_id=answer.cluster_id,
+        record=answer.record,
     )
 
 
@@ -249,9 +252,7 @@ def _mark_lost(wish: Wish, ask: _txns.Claim, generation: int, last: KeyValue | N
         reason=f"superseded by generation {generation}",
     )
     try:
-        yield from _txns.mark_lost(
-            wish.keys, before, last.mod_revision, before.model_copy(update={"ended": end})
-        )
+        yield from _txns.mark_lost(wish.keys, before, last.mod_revision, before.model_copy(update={"ended": end}))
     except EtcdFenceError:
         return
 
@@ -313,9 +314,7 @@ class Renewed:
 RenewalOutcome = Renewed | Doubt | Loss
 
 
-def renew(
-    lanes: Sequence[Lane], epoch_key: bytes, known: Header, limit: float
-) -> Flow[list[RenewalOutcome]]:
+def renew(lanes: Sequence[Lane], epoch_key: bytes, known: Header, limit: float) -> Flow[list[RenewalOutcome]]:
     """One round for all leases that are due: a keepalive, and then linearizable reads of the owner keys and
     the epoch; the outcomes are in the order of `lanes`.
 

@@ -90,9 +90,7 @@ def _change(lane: Lane, ending: Ending, record: KeyValue | None) -> Flow[_txns.C
     tenure, keys = lane.tenure, lane.tenure.keys
     write_id = yield from FreshId()
     now = yield from Now()
-    end_of = End(
-        how=ending.how, at=now.wall, write=write_id, generation=tenure.generation, reason=ending.reason
-    )
+    end_of = End(how=ending.how, at=now.wall, write=write_id, generation=tenure.generation, reason=ending.reason)
     attempt = tenure.attempt.model_copy(update={"ended": end_of}).to_bytes()
     lane.entries += 1
     history = HistoryRecord(
@@ -197,24 +195,24 @@ def trim(keys: TaskKeys, pace: Pace) -> Flow[None]:
     prefixes = (keys.attempts, keys.histories, keys.refusals)
     by_age = [_txns.below(prefix, order=Order.CREATE_ASCENDING) for prefix in prefixes]
     reply = yield from _read(by_age, pace)
-    attempts, histories, refusals = (found.kvs[: max(0, len(found.kvs) - KEPT)] for found in reply.reads)
-    doomed: list[KeyValue] = []
+    attempts, *others = (found.kvs[: max(0, len(found.kvs) - KEPT)] for found in reply.reads)
+    doomed = [kv for kvs in others for kv in kvs]
     for attempt in attempts:
-        if not (yield from _still_protects(attempt)):
+        if (yield from _no_longer_protects(attempt)):
             doomed.append(attempt)
-    for some in _batches([*doomed, *histories, *refusals]):
+    for some in _batches(doomed):
         markers = (keys.marker(kv.create_revision) for kv in some if kv.key.startswith(keys.attempts))
         yield from _txns.remove(some, *markers)
 
 
-def _still_protects(attempt: KeyValue) -> Flow[bool]:
+def _no_longer_protects(attempt: KeyValue) -> Flow[bool]:
     record = read(AttemptRecord, attempt)
     if isinstance(record, Unreadable):
-        return True
-    if record.ended and not record.doubtful:
         return False
+    if record.ended and not record.doubtful:
+        return True
     lease = yield from TimeToLive(int(record.lease, 16))
-    return lease.ttl > 0
+    return lease.ttl <= 0
 
 
 def _batches(kvs: Sequence[KeyValue], size: int = 60) -> Iterator[Sequence[KeyValue]]:
@@ -245,17 +243,16 @@ def describe(keys: Keys, task: TaskKeys, pace: Pace) -> Flow[TaskDescription]:
     if not any((owner, last, closed, record)):
         raise NotFound(f"nothing is recorded about {task.task} in namespace {keys.namespace}")
     trouble: list[str] = []
-    attempts, refusals, history = (
-        _readable(kind, found, trouble)
-        for kind, found in zip((AttemptRecord, RefusalRecord, HistoryRecord), reply.reads[5:], strict=True)
-    )
+    attempts = _readable(AttemptRecord, reply.reads[5], trouble)
+    refusals = _readable(RefusalRecord, reply.reads[6], trouble)
+    history = _readable(HistoryRecord, reply.reads[7], trouble)
     basis = _basis(task, owner, last, closed, trouble)
     return replace(
         basis,
         epoch=leases.epoch_from(epoch).number if epoch else 0,
         revision=reply.header.revision,
         expires_in=(yield from _expires_in(owner)),
-        attempts=tuple(one.view() for one in attempts if isinstance(one, AttemptRecord)),
+        attempts=tuple(one.view() for one in attempts),
         refusals=tuple(one.model_dump(exclude_none=True) for one in refusals),
         history=tuple(one.model_dump(exclude_none=True) for one in history),
         result=_txns.task_result(record),

@@ -156,7 +156,10 @@ def _act(
     b.expect("asked the model")
     b.answer(B_SAYS)
     written = b.expect("wrote")
-    tell("etcd", f"answers B: succeeded={_word(written)} at revision {written['revision']}: {B_SAYS!r} is stored")
+    tell(
+        "etcd",
+        f"answers B: succeeded={_word(written)} at revision {written['revision']}: {B_SAYS!r} is stored",
+    )
     a.answer(A_SAYS)
     tell("A", "is continued: SIGCONT; its next statement writes its result")
     a.resume()

@@ -40,8 +40,8 @@ class Overheard:
         self._wire, self._key = GrpcTransport(endpoints), key
         self.answer: TxnReply | None = None
 
-    def call(self, request: Request[T]) -> T:
-        reply = self._wire.call(request)
+    def call(self, request: Request[T], within: float) -> T:
+        reply = self._wire.call(request, within)
         if isinstance(request, Txn) and any(op.key == self._key for op in request.success if isinstance(op, Put)):
             self.answer = cast("TxnReply", reply)
         return reply
@@ -65,7 +65,7 @@ def main(orders: Orders) -> None:
         if orders.fenced:
             _fenced(lease, wire, answer)
         else:
-            reply = wire.call(Txn((), (Put(key, answer.encode()),)))
+            reply = wire.call(Txn((), (Put(key, answer.encode()),)), 5.0)
             say("wrote", succeeded=reply.succeeded, revision=reply.header.revision, value=answer)
         sys.stdin.readline()  # keep the task until the rehearsal has looked at the store
         lease.abandon()

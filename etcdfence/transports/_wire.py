@@ -21,7 +21,7 @@ from etcdfence._requests import (
 )
 from etcdfence.transports._pb import etcdfence_wire_pb2 as pb
 
-_TARGET = {target: pb.Compare.CompareTarget.Value(target.value) for target in Target}
+_TARGET = {target: getattr(pb.Compare, target.value) for target in Target}
 _SORT = {
     Order.CREATE_ASCENDING: (pb.RangeRequest.ASCEND, pb.RangeRequest.CREATE),
     Order.CREATE_DESCENDING: (pb.RangeRequest.DESCEND, pb.RangeRequest.CREATE),

@@ -9,7 +9,7 @@ there is no leader.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -90,18 +90,17 @@ class _Member:
 
 
 class GrpcTransport:
-    """`request_timeout` (seconds) limits every request that does not bring a limit of its own."""
+    """The members of one etcd cluster, one of which is asked at a time."""
 
-    def __init__(self, endpoints: Sequence[str], *, request_timeout: float = 5.0) -> None:
+    def __init__(self, endpoints: Sequence[str]) -> None:
         if not endpoints:
             raise Misuse("at least one endpoint is needed, such as http://127.0.0.1:2379")
         self._members = [_Member(endpoint) for endpoint in endpoints]
-        self._timeout = request_timeout
         self._current = 0
         self._waits: set[Any] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self._handlers: dict[type[Request[Any]], Callable[[Any], Any]] = {
+        self._handlers: dict[type[Request[Any]], Callable[[Any, float], Any]] = {
             Txn: self._txn,
             Grant: self._grant,
             Revoke: self._revoke,
@@ -111,10 +110,10 @@ class GrpcTransport:
             Members: self._members_status,
         }
 
-    def call(self, request: Request[T]) -> T:
+    def call(self, request: Request[T], within: float) -> T:
         if self._closed:
             raise Closed("this coordinator is closed")
-        return cast("T", self._handlers[type(request)](request))
+        return cast("T", self._handlers[type(request)](request, within))
 
     def close(self) -> None:
         """Cancel what is in flight (its callers see OutcomeUnknown) and close the connections."""
@@ -128,50 +127,50 @@ class GrpcTransport:
 
     # --- requests ------------------------------------------------------------------------------------------
 
-    def _txn(self, request: Txn) -> TxnReply:
+    def _txn(self, request: Txn, within: float) -> TxnReply:
         message = _wire.txn_bytes(request)
         if request.elsewhere:
             self._move_from(self._members[self._current])
-        return _wire.txn_reply(self._ask(lambda member: member.txn, message, request.timeout))
+        return _wire.txn_reply(self._ask(lambda member: member.txn, message, _shorter(within, request.timeout)))
 
-    def _grant(self, request: Grant) -> GrantReply:
+    def _grant(self, request: Grant, within: float) -> GrantReply:
         message = pb.LeaseGrantRequest(ID=request.lease_id, TTL=request.ttl)
-        return GrantReply(self._ask(lambda member: member.grant, message).TTL)
+        return GrantReply(self._ask(lambda member: member.grant, message, within).TTL)
 
-    def _revoke(self, request: Revoke) -> RevokeReply:
+    def _revoke(self, request: Revoke, within: float) -> RevokeReply:
         try:
-            self._ask(lambda member: member.revoke, pb.LeaseRevokeRequest(ID=request.lease_id))
+            self._ask(lambda member: member.revoke, pb.LeaseRevokeRequest(ID=request.lease_id), within)
         except LeaseNotFound:
             return RevokeReply(found=False)
         return RevokeReply(found=True)
 
-    def _time_to_live(self, request: TimeToLive) -> TimeToLiveReply:
+    def _time_to_live(self, request: TimeToLive, within: float) -> TimeToLiveReply:
         message = pb.LeaseTimeToLiveRequest(ID=request.lease_id)
-        reply = self._ask(lambda member: member.time_to_live, message, request.timeout)
+        reply = self._ask(lambda member: member.time_to_live, message, _shorter(within, request.timeout))
         return TimeToLiveReply(reply.TTL, reply.grantedTTL)
 
-    def _ask(self, method: Callable[[_Member], Any], message: Any, timeout: float | None = None) -> Any:
+    def _ask(self, method: Callable[[_Member], Any], message: Any, timeout: float) -> Any:
         member = self._members[self._current]
         try:
-            return method(member)(message, timeout=timeout or self._timeout, metadata=_METADATA)
+            return method(member)(message, timeout=timeout, metadata=_METADATA)
         except grpc.RpcError as error:
             raise self._failed(member, error) from error
         except ValueError as error:  # a channel that was closed while we held it
             raise OutcomeUnknown(f"{member.endpoint}: the connection was closed: {error}") from error
 
-    def _keep_alive(self, request: KeepAlive) -> KeepAliveReply:
+    def _keep_alive(self, request: KeepAlive, within: float) -> KeepAliveReply:
         """One exchange on one stream: all requests, then the end of our half; etcd answers each and ends."""
         member = self._members[self._current]
         messages = iter([pb.LeaseKeepAliveRequest(ID=lease_id) for lease_id in request.lease_ids])
         try:
-            replies = member.keep_alive(messages, timeout=request.timeout, metadata=_METADATA)
+            replies = member.keep_alive(messages, timeout=_shorter(within, request.timeout), metadata=_METADATA)
             return KeepAliveReply({reply.ID: reply.TTL for reply in replies})
         except grpc.RpcError as error:
             raise self._failed(member, error) from error
         except ValueError as error:
             raise OutcomeUnknown(f"{member.endpoint}: the connection was closed: {error}") from error
 
-    def _wait_gone(self, request: WaitGone) -> Waited:
+    def _wait_gone(self, request: WaitGone, _within: float) -> Waited:
         member = self._members[self._current]
         create = pb.WatchCreateRequest(
             key=request.key, start_revision=request.from_revision, filters=[pb.WatchCreateRequest.NOPUT]
@@ -197,8 +196,8 @@ class GrpcTransport:
             with self._lock:
                 self._waits.discard(stream)
 
-    def _members_status(self, request: Members) -> tuple[MemberStatus, ...]:
-        return tuple(self._status(member, request.timeout) for member in self._members)
+    def _members_status(self, request: Members, within: float) -> tuple[MemberStatus, ...]:
+        return tuple(self._status(member, _shorter(within, request.timeout)) for member in self._members)
 
     def _status(self, member: _Member, timeout: float) -> MemberStatus:
         try:
@@ -231,7 +230,11 @@ class GrpcTransport:
                 self._current = (self._current + 1) % len(self._members)
 
 
-def _first_word(stream: Iterator[pb.WatchResponse]) -> Waited:
+def _shorter(within: float, own: float | None) -> float:
+    return within if own is None else min(within, own)
+
+
+def _first_word(stream: Iterable[pb.WatchResponse]) -> Waited:
     """What a watch for one key's deletion says first. A watch that etcd ends without a word is no wake-up."""
     for response in stream:
         if response.compact_revision:
