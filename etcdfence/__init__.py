@@ -26,7 +26,7 @@ A map of the package:
     _flows/                     what etcdfence does, step by step, without I/O
     _renewal, _host, _sync      the renewal thread, the machine, the Coordinator and the Lease
     transports/                 wires to etcd
-    connect, config, server     putting it together; settings; a private etcd
+    _connect, config, server    putting it together; settings; a private etcd
     rehearsals/                 failures acted out on a real etcd
 """
 
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etcdfence._sync import Coordinator, Lease, Transaction
-    from etcdfence.connect import connect
+    from etcdfence._connect import connect
     from etcdfence.errors import (
         Closed,
         Conflict,
@@ -124,7 +124,7 @@ __all__ = [
     "Closed",
 ]
 
-_HOMES = {"connect": "etcdfence.connect", "Coordinator": "etcdfence._sync"}
+_HOMES = {"connect": "etcdfence._connect", "Coordinator": "etcdfence._sync"}
 _HOMES |= dict.fromkeys(["Lease", "Transaction"], "etcdfence._sync")
 
 

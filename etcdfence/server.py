@@ -108,6 +108,16 @@ class LocalEtcd:
 
     def start(self) -> Self:
         """Start the server and return once it is healthy."""
+        self.launch()
+        try:
+            self._await_health()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def launch(self) -> None:
+        """Start the server without waiting for it; a member of a cluster is healthy only with the others."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         with self.log_file.open("ab") as log:
@@ -119,22 +129,16 @@ class LocalEtcd:
                 env=environment,
                 start_new_session=True,  # a group of its own: Ctrl-C is for us, and signals reach shell and server
             )
-        try:
-            self._await_health()
-        except BaseException:
-            self.stop()
-            raise
-        return self
 
     def _await_health(self) -> None:
         until = time.monotonic() + START_SECONDS
-        while not self._healthy():
+        while not self.healthy():
             if self._process is None or self._process.poll() is not None or time.monotonic() > until:
                 tail = self.log_file.read_text(errors="replace")[-2000:]
                 raise EtcdFenceError(f"{self.binary} did not become healthy; the end of its log:\n{tail}")
             time.sleep(0.02)
 
-    def _healthy(self) -> bool:
+    def healthy(self) -> bool:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(f"{self.endpoint}/health", timeout=1) as reply:

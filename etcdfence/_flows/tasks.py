@@ -189,8 +189,9 @@ def trim(keys: TaskKeys, pace: Pace) -> Flow[None]:
     """Delete all but the newest attempts, history entries and refusals of a task.
 
     What still protects against a request on its way stays: an attempt that is sealed, has no end, or whose
-    claim had an unanswered try goes only once its etcd lease is gone (then no try of it can land). A marker goes together with its attempt,
-    never before: a writer that finds its attempt knows that its marker was not trimmed.
+    claim had an unanswered try goes only once its etcd lease is gone (then no try of it can land). A marker
+    goes together with its attempt, never before: a writer that finds its attempt knows that its marker was not
+    trimmed.
     """
     prefixes = (keys.attempts, keys.histories, keys.refusals)
     by_age = [_txns.below(prefix, order=Order.CREATE_ASCENDING) for prefix in prefixes]
@@ -198,8 +199,7 @@ def trim(keys: TaskKeys, pace: Pace) -> Flow[None]:
     attempts, *others = (found.kvs[: max(0, len(found.kvs) - KEPT)] for found in reply.reads)
     doomed = [kv for kvs in others for kv in kvs]
     for attempt in attempts:
-        if (yield from _no_longer_protects(attempt)):
-            doomed.append(attempt)
+        doomed += [attempt] if (yield from _no_longer_protects(attempt)) else []
     for some in _batches(doomed):
         markers = (keys.marker(kv.create_revision) for kv in some if kv.key.startswith(keys.attempts))
         yield from _txns.remove(some, *markers)

@@ -24,7 +24,7 @@ from typing import Any, Self
 from etcdfence import Coordinator, Entry, EtcdFenceError, TaskDescription, connect
 from etcdfence._keys import prefix_end
 from etcdfence._requests import Delete, Txn
-from etcdfence.connect import EMBEDDED
+from etcdfence._connect import EMBEDDED
 from etcdfence.rehearsals.worker import RESULT, Orders
 from etcdfence.server import LocalEtcd
 

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 from etcdfence import Lease, OwnershipRefused
 from etcdfence._keys import Keys
 from etcdfence._requests import Put, Request, Txn, TxnReply
-from etcdfence.connect import over
+from etcdfence._connect import over
 from etcdfence.transports.grpc import GrpcTransport
 
 T = TypeVar("T")

@@ -1,4 +1,8 @@
-"""Where settings, transport and shell are put together."""
+"""Where settings, transport and shell are put together.
+
+The underscore is needed: a module called `connect` would take the place of the function of that name in the
+package as soon as anybody imported it.
+"""
 
 from __future__ import annotations
 
