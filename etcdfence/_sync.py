@@ -459,7 +459,6 @@ class Lease:
 
     def guard(self) -> Guard:
         """The comparisons of the fence, for a transaction of your own (see `Guard`)."""
-        self._coordinator._host.require_usable()
         self._require_live()
         if self._belief.loss is not None:
             raise fencing.ownership_refused(self._tenure, self._belief.loss)
@@ -540,6 +539,7 @@ class Lease:
                 raise
 
     def _require_live(self) -> None:
+        self._coordinator._host.require_usable()
         if self._belief.released:
             raise LeaseReleased(f"generation {self.generation} of {self.task} was given back by this process")
         loss = self._belief.loss

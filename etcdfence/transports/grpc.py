@@ -186,7 +186,7 @@ class GrpcTransport:
                 self._waits.add(stream)
             return _first_word(stream)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if _out_of_time(error):
                 return Waited.TIMED_OUT
             if self._closed:
                 raise Closed("this coordinator was closed while waiting") from error
@@ -228,6 +228,13 @@ class GrpcTransport:
         with self._lock:
             if self._members[self._current] is member:
                 self._current = (self._current + 1) % len(self._members)
+
+
+def _out_of_time(error: grpc.RpcError) -> bool:
+    """The time limit of a stream travels with it; whether client or server notices first is a matter of luck, and
+    the server says it as UNKNOWN."""
+    by_server = error.code() is grpc.StatusCode.UNKNOWN and "context deadline exceeded" in (error.details() or "")
+    return by_server or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def _shorter(within: float, own: float | None) -> float:
