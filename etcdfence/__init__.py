@@ -36,8 +36,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etcdfence._sync import Coordinator, Lease, Transaction
     from etcdfence._connect import connect
+    from etcdfence._sync import Coordinator, Lease, Transaction
     from etcdfence.errors import (
         Closed,
         Conflict,

@@ -19,7 +19,7 @@ from etcdfence._flows import leases
 from etcdfence._flows.pacing import Pace
 from etcdfence._host import Bounded, Host
 from etcdfence._keys import Keys
-from etcdfence._sync import Coordinator, Identity
+from etcdfence._sync import Coordinator, Engine, Identity
 from etcdfence._timing import checked_seconds
 from etcdfence.errors import Misuse
 from etcdfence.model import checked_name
@@ -95,7 +95,7 @@ def over(
     except BaseException:
         transport.close()
         raise
-    return Coordinator(host, keys, epoch, identity, seconds, on_close)
+    return Coordinator(Engine(host, keys, seconds), epoch, identity, on_close)
 
 
 def _longer_than_zero(value: object, what: str) -> float:

@@ -126,16 +126,24 @@ class Keys:
             histories=many("history"),
         )
 
+    @cached_property
+    def _provenance(self) -> bytes:
+        return self.family("provenance")
+
+    @cached_property
+    def _data(self) -> bytes:
+        return self.data_prefix.encode() or self.family("data")
+
     def data(self, key: str) -> bytes:
         if not self.data_prefix:
-            return f"{self.root}data/".encode() + _data_key(key)
-        full = self.data_prefix.encode() + _data_key(key)
+            return self._data + _data_key(key)
+        full = self._data + _data_key(key)
         if full.startswith(b"/etcdfence/"):
             raise Misuse(f"{full.decode()} lies under /etcdfence/, which etcdfence keeps for its own records")
         return full
 
     def provenance(self, key: str) -> bytes:
-        return f"{self.root}provenance/".encode() + _data_key(key)
+        return self._provenance + _data_key(key)
 
 
 def _data_key(key: object) -> bytes:

@@ -99,7 +99,9 @@ def _context(name: str | None, environ: Mapping[str, str]) -> tuple[dict[str, An
     name = name or document.get("current")
     if name is None:
         return {}, str(path)
-    if not isinstance(contexts, dict) or not isinstance(contexts.get(name), dict):
+    if not isinstance(contexts, dict):
+        raise Misuse(f"{path}: contexts must be tables such as [contexts.{name}], not {contexts!r}")
+    if not isinstance(contexts.get(name), dict):
         raise Misuse(f"{path} has no context {name!r}; it has: {', '.join(sorted(contexts)) or 'none'}")
     unknown = set(contexts[name]) - _SETTINGS
     if unknown:

@@ -65,11 +65,18 @@ class Shown:
         if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
             self.passed.update(self.ids.get(report.nodeid, ()))
 
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        missing = sorted(set(listed()) - self.passed)
-        if session.config.getoption("--requirements") and missing:
-            print(f"\nnot shown by any passed test: {', '.join(missing)}")
+    def missing(self, config: pytest.Config) -> list[str]:
+        wanted = set(listed()) if config.getoption("--requirements") else set()
+        return sorted(wanted - self.passed)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.missing(session.config):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        missing = self.missing(config)
+        if missing:
+            terminalreporter.write_line(f"not shown by any passed test: {', '.join(missing)}", red=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from etcdfence import Coordinator, Entry, EtcdFenceError, TaskDescription, connect
+from etcdfence._connect import EMBEDDED
 from etcdfence._keys import prefix_end
 from etcdfence._requests import Delete, Txn
-from etcdfence._connect import EMBEDDED
 from etcdfence.rehearsals.worker import RESULT, Orders
 from etcdfence.server import LocalEtcd
 
@@ -213,5 +213,5 @@ def _writer(entry: Entry) -> str:
 
 
 def _clean(coordinator: Coordinator) -> None:
-    root = coordinator._keys.root.encode()
-    coordinator._host.call(Txn((), (Delete(root, prefix_end(root)),)))
+    root = coordinator._engine.keys.root.encode()
+    coordinator._engine.host.call(Txn((), (Delete(root, prefix_end(root)),)))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from etcdfence import Lease, OwnershipRefused
+from etcdfence._connect import over
 from etcdfence._keys import Keys
 from etcdfence._requests import Put, Request, Txn, TxnReply
-from etcdfence._connect import over
 from etcdfence.transports.grpc import GrpcTransport
 
 T = TypeVar("T")

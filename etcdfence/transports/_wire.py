@@ -92,8 +92,11 @@ def _fill_range(message: pb.RangeRequest, request: Range) -> None:
         message.sort_order, message.sort_target = _SORT[request.order]
 
 
-def txn_reply(message: pb.TxnResponse) -> TxnReply:
-    return TxnReply(header(message.header), message.succeeded, tuple(_reads(message.responses)))
+def txn_reply(txn: Txn, message: pb.TxnResponse) -> TxnReply:
+    branch = txn.success if message.succeeded else txn.failure
+    asked = any(isinstance(operation, Range) for operation in branch)
+    reads = tuple(_reads(message.responses)) if asked else ()
+    return TxnReply(header(message.header), message.succeeded, reads)
 
 
 def _reads(responses: Iterable[pb.ResponseOp]) -> Iterable[RangeReply]:

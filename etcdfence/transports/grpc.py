@@ -131,7 +131,9 @@ class GrpcTransport:
         message = _wire.txn_bytes(request)
         if request.elsewhere:
             self._move_from(self._members[self._current])
-        return _wire.txn_reply(self._ask(lambda member: member.txn, message, _shorter(within, request.timeout)))
+        return _wire.txn_reply(
+            request, self._ask(lambda member: member.txn, message, _shorter(within, request.timeout))
+        )
 
     def _grant(self, request: Grant, within: float) -> GrantReply:
         message = pb.LeaseGrantRequest(ID=request.lease_id, TTL=request.ttl)

@@ -48,7 +48,7 @@ def test_a_claim_gives_a_receipt_that_the_store_confirms(
     coordinator: Coordinator, connect: Connect, raw: Raw
 ) -> None:
     lease = coordinator.try_acquire("job", ttl=30, holder="worker-1")
-    kv = raw.get(coordinator._keys.task("job").owner)
+    kv = raw.get(coordinator._engine.keys.task("job").owner)
     receipt = lease.receipt
     assert (receipt.task, receipt.holder, receipt.token.generation) == ("job", "worker-1", kv.mod_revision)
     assert (receipt.lease_id, receipt.revision) == (kv.lease, kv.mod_revision)
@@ -77,7 +77,7 @@ def test_generations_rise_over_every_way_of_ending(connect: Connect, raw: Raw) -
     own(lambda lease: lease.abandon())
     own(lambda lease: raw.revoke(lease.receipt.lease_id))
     own(lambda lease: raw.delete(lease._tenure.keys.owner))
-    own(lambda lease: lease._coordinator.close())
+    own(lambda lease: lease._engine.close(1e18))
     own(lambda lease: lease.release())
     assert generations == sorted(set(generations))
 
@@ -108,7 +108,7 @@ def test_a_name_decides_nothing(connect: Connect, raw: Raw, monkeypatch: pytest.
     assert held.value.namesake
     assert not held.value.mine
     assert "another worker under the same name" in str(held.value)
-    raw.delete(first._keys.task("job").owner)
+    raw.delete(first._engine.keys.task("job").owner)
     successor = second.try_acquire("job")
     with pytest.raises(Superseded):
         lease.put("k", "v")
@@ -159,7 +159,7 @@ def test_a_busy_store_makes_no_false_refusals(coordinator: Coordinator, raw: Raw
     try:
         for n in range(500):
             with coordinator.try_acquire("job") as lease:
-                assert raw.get(coordinator._keys.task("job").owner).mod_revision == lease.generation
+                assert raw.get(coordinator._engine.keys.task("job").owner).mod_revision == lease.generation
                 lease.put("k", str(n))
     finally:
         stop.set()
@@ -173,13 +173,18 @@ def test_a_busy_store_makes_no_false_refusals(coordinator: Coordinator, raw: Raw
 def test_the_token_never_moves_under_its_owner(coordinator: Coordinator, raw: Raw) -> None:
     """Every call of the owner leaves the owner key as the claim made it, on the same etcd lease."""
     lease = coordinator.acquire(KEY, ttl=2)
-    owner = coordinator._keys.task(KEY).owner
+    owner = coordinator._engine.keys.task(KEY).owner
 
     def untouched() -> None:
         kv = raw.get(owner)
         assert (kv.mod_revision, kv.version, kv.lease) == (lease.generation, 1, lease.receipt.lease_id)
 
     renewed = lease._belief.renewed_at
+
+    def claim_again() -> None:
+        with pytest.raises(Held):
+            coordinator.try_acquire(KEY)
+
     calls: list[Callable[[], object]] = [
         lambda: lease.put("k", "v"),
         lambda: lease.get("k"),
@@ -189,7 +194,7 @@ def test_the_token_never_moves_under_its_owner(coordinator: Coordinator, raw: Ra
         lease.guard,
         lambda: lease.wait_lost(0),
         lambda: coordinator.describe(KEY),
-        lambda: pytest.raises(Held, coordinator.try_acquire, KEY),
+        claim_again,
         lambda: eventually("a renewal", lambda: lease._belief.renewed_at > renewed),
     ]
     for call in calls:
@@ -240,7 +245,7 @@ def test_several_keys_change_together_or_not_at_all(coordinator: Coordinator, ra
         tx.get("stock")
         tx.put("stock", "3")
         tx.put("order/1", "again", expect=ABSENT)
-        raw.put(coordinator._keys.data("stock"), b"a stranger's")
+        raw.put(coordinator._engine.keys.data("stock"), b"a stranger's")
     assert set(conflict.value.changed) == {"stock", "order/1"}
     assert coordinator.get("order/1").value == b"reserved"
     with pytest.raises(ZeroDivisionError), lease.transaction() as tx:
@@ -261,7 +266,7 @@ def test_provenance_is_believed_only_for_its_own_revision(coordinator: Coordinat
         lease.attempt,
         written.write_id,
     )
-    raw.put(coordinator._keys.data("k"), b"around the fence")
+    raw.put(coordinator._engine.keys.data("k"), b"around the fence")
     assert coordinator.get("k").provenance is None
 
 
@@ -283,16 +288,16 @@ def test_a_stale_write_is_refused_with_both_generations_and_leaves_a_record(
 ) -> None:
     stale = coordinator.acquire("job")
     stale.put("result", "first")
-    raw.delete(coordinator._keys.task("job").owner)
+    raw.delete(coordinator._engine.keys.task("job").owner)
     successor_coordinator = connect()
     successor = successor_coordinator.acquire("job")
     written = successor.put("result", "B's")
-    before = raw.get(coordinator._keys.data("result"))
+    before = raw.get(coordinator._engine.keys.data("result"))
     for n in range(7):
         with pytest.raises(Superseded) as refused:
             stale.put("result", f"stale {n}")
         assert (refused.value.generation, refused.value.current) == (stale.generation, successor.generation)
-    after = raw.get(coordinator._keys.data("result"))
+    after = raw.get(coordinator._engine.keys.data("result"))
     assert (after.value, after.mod_revision) == (before.value, written.revision)
     (refusal,) = successor_coordinator.describe("job").refusals
     assert (refusal["generation"], refusal["count"], len(refusal["tries"])) == (stale.generation, 7, 5)
@@ -306,7 +311,7 @@ def test_superseded_is_known_even_after_the_successor_has_gone(
     coordinator: Coordinator, connect: Connect, raw: Raw
 ) -> None:
     stale = coordinator.acquire("job")
-    raw.delete(coordinator._keys.task("job").owner)
+    raw.delete(coordinator._engine.keys.task("job").owner)
     with connect().acquire("job") as successor:
         pass
     with pytest.raises(Superseded) as refused:
@@ -318,7 +323,7 @@ def test_superseded_is_known_even_after_the_successor_has_gone(
 @pytest.mark.req("P-3")
 def test_leaving_the_block(connect: Connect, raw: Raw) -> None:
     coordinator = connect()
-    owner = coordinator._keys.task("job").owner
+    owner = coordinator._engine.keys.task("job").owner
 
     with pytest.raises(ValueError, match="the body's own") as raised, coordinator.acquire("job") as lease:
         raw.revoke(lease.receipt.lease_id)
@@ -338,7 +343,7 @@ def test_leaving_the_block(connect: Connect, raw: Raw) -> None:
 @pytest.mark.req("P-3")
 def test_release_frees_nobody_elses_task(coordinator: Coordinator, connect: Connect, raw: Raw) -> None:
     stale = coordinator.acquire("job")
-    raw.delete(coordinator._keys.task("job").owner)
+    raw.delete(coordinator._engine.keys.task("job").owner)
     successor = connect().acquire("job")
     for end in (stale.release, lambda: stale.fail("late")):
         with pytest.raises((Superseded, LeaseReleased)):
@@ -353,18 +358,18 @@ def test_a_dropped_handle_touches_no_successor(connect: Connect, raw: Raw) -> No
     coordinator = connect()
     lease = coordinator.acquire("job", ttl=2)
     belief = lease._belief
-    raw.delete(coordinator._keys.task("job").owner)
+    raw.delete(coordinator._engine.keys.task("job").owner)
     successor = connect().acquire("job")
     del lease
     assert belief.released
-    eventually("nobody renews it any more", lambda: belief not in coordinator._renewer._leases)
+    eventually("nobody renews it any more", lambda: belief not in coordinator._engine.renewer._leases)
     successor.check()
 
 
 def test_a_dropped_handle_is_not_renewed(connect: Connect, raw: Raw) -> None:
     coordinator = connect()
     coordinator.acquire("job", ttl=2)
-    eventually("its owner key has gone", lambda: raw.get(coordinator._keys.task("job").owner) is None, 6)
+    eventually("its owner key has gone", lambda: raw.get(coordinator._engine.keys.task("job").owner) is None, 6)
 
 
 def test_release_and_abandon(coordinator: Coordinator, raw: Raw) -> None:
@@ -384,8 +389,8 @@ def test_release_and_abandon(coordinator: Coordinator, raw: Raw) -> None:
     assert coordinator.describe("job").state is TaskState.WAITING
     abandoned = coordinator.acquire("job", ttl=2)
     abandoned.abandon()
-    assert raw.get(coordinator._keys.task("job").owner) is not None
-    eventually("it ran out", lambda: raw.get(coordinator._keys.task("job").owner) is None, 6)
+    assert raw.get(coordinator._engine.keys.task("job").owner) is not None
+    eventually("it ran out", lambda: raw.get(coordinator._engine.keys.task("job").owner) is None, 6)
     assert coordinator.describe("job").state is TaskState.STALLED
 
 
@@ -404,7 +409,7 @@ def test_complete_closes_a_task_for_good(coordinator: Coordinator, raw: Raw) -> 
     assert (closed.value.state, closed.value.result) == ("completed", {"mails": 1})
     with coordinator.acquire(TaskKey("notify", "shipment-42", 2)):
         pass
-    record = json.loads(raw.get(coordinator._keys.task(KEY).record).value)
+    record = json.loads(raw.get(coordinator._engine.keys.task(KEY).record).value)
     assert (record["operation"], record["scope"], record["version"]) == ("notify", "shipment-42", 1)
 
 
@@ -433,7 +438,7 @@ def test_a_lock_never_closes(coordinator: Coordinator) -> None:
 def test_complete_keeps_what_others_put_into_the_record(coordinator: Coordinator, raw: Raw) -> None:
     """The record changes between claim and complete; fields of a newer version survive."""
     lease = coordinator.acquire(KEY)
-    record = coordinator._keys.task(KEY).record
+    record = coordinator._engine.keys.task(KEY).record
     raw.put(
         record, b'{"format":1,"operation":"notify","scope":"shipment-42","version":1,"payload":{"a":1},"new":2}'
     )
@@ -443,7 +448,7 @@ def test_complete_keeps_what_others_put_into_the_record(coordinator: Coordinator
 
 
 def test_a_record_of_a_newer_format_is_left_alone(coordinator: Coordinator, raw: Raw) -> None:
-    record = coordinator._keys.task(KEY).record
+    record = coordinator._engine.keys.task(KEY).record
     raw.put(record, b'{"format":2,"secret":"of a newer version"}')
     lease = coordinator.acquire(KEY)
     with pytest.raises(etcdfence.EtcdFenceError, match="written in format 2"):
@@ -454,12 +459,12 @@ def test_a_record_of_a_newer_format_is_left_alone(coordinator: Coordinator, raw:
 
 def test_unresolved_effects_block_completion(coordinator: Coordinator, raw: Raw) -> None:
     lease = coordinator.acquire(KEY)
-    raw.put(coordinator._keys.task(KEY).open + b"charge", b"{}")
+    raw.put(coordinator._engine.keys.task(KEY).open + b"charge", b"{}")
     with pytest.raises(UnresolvedEffects) as refused:
         lease.complete("done", {"revision": 1})
     assert refused.value.effects == ("charge",)
     lease.check()
-    raw.delete(coordinator._keys.task(KEY).open + b"charge")
+    raw.delete(coordinator._engine.keys.task(KEY).open + b"charge")
     lease.complete("done", {"revision": 1})
 
 
@@ -468,7 +473,7 @@ def test_a_thousand_tenures_leave_a_bounded_number_of_keys(coordinator: Coordina
         with coordinator.acquire("lock") as lease:
             if n % 10 == 0:
                 lease.put("k", "v")
-    prefix = coordinator._keys.root.encode()
+    prefix = coordinator._engine.keys.root.encode()
     keys = raw.below(prefix)
     assert len(keys) <= 2 * 30 + 10, keys
     assert not [key for key in keys if b"/marker/" in key or b"/owner/" in key]
@@ -480,7 +485,7 @@ def test_what_protects_against_a_late_request_is_not_trimmed(coordinator: Coordi
     """Attempts that are sealed, unended or doubtful stay while their etcd lease lives, with their markers."""
     holding = coordinator.acquire("elsewhere", ttl=60)
     alive = holding.receipt.lease_id
-    keys = coordinator._keys.task("lock")
+    keys = coordinator._engine.keys.task("lock")
     base = {"format": 1, "holder": "h", "host": "h", "pid": 1, "started": "2026-01-01T00:00:00.000+00:00"}
     kept = {"sealed": {"sealed": True}, "unended": {}, "doubtful": {"doubtful": True, "ended": _end()}}
     for name, more in kept.items():
@@ -509,8 +514,8 @@ def test_states_are_told_apart(coordinator: Coordinator, raw: Raw) -> None:
     gone = coordinator.acquire(stalled)
     raw.revoke(gone.receipt.lease_id)
     coordinator.acquire(done).complete(1, {"revision": 1})
-    raw.put(coordinator._keys.family("owner") + b"a:stray:key:with:colons", b"not ours")
-    raw.put(coordinator._keys.family("last") + b"unreadable", b"not JSON")
+    raw.put(coordinator._engine.keys.family("owner") + b"a:stray:key:with:colons", b"not ours")
+    raw.put(coordinator._engine.keys.family("last") + b"unreadable", b"not JSON")
     found = {task.task: task.state for task in coordinator.tasks()}
     assert found == {
         "op:waiting:v1": TaskState.WAITING,

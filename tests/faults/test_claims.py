@@ -28,7 +28,7 @@ def test_a_claim_whose_reply_was_lost_is_adopted(taped: Taped, raw: Raw) -> None
     coordinator, tape = taped()
     tape.lose_reply(is_claim)
     with coordinator.try_acquire("job") as lease:
-        kv = raw.get(coordinator._keys.task("job").owner)
+        kv = raw.get(coordinator._engine.keys.task("job").owner)
         assert (lease.generation, lease.receipt.lease_id) == (kv.mod_revision, kv.lease)
         lease.put("k", "v")
         assert lease._tenure.attempt.doubtful
@@ -40,7 +40,7 @@ def late_claim(taped: Taped, raw: Raw, without: Callable[[Compare], bool]) -> bo
     tape.without = without
     tape.delay(is_claim)
     lease = coordinator.try_acquire("job", ttl=60)
-    owner = coordinator._keys.task("job").owner
+    owner = coordinator._engine.keys.task("job").owner
     raw.delete(owner)
     tape.deliver()
     ghost = raw.get(owner) is not None
@@ -73,7 +73,7 @@ def unanswered_claim(taped: Taped, connect: Connect, raw: Raw, *, sealed: bool) 
     assert held.value.owner is not None and held.value.owner.generation == holder.generation
     holder.release()
     tape.deliver()
-    kv = raw.get(coordinator._keys.task("job").owner)
+    kv = raw.get(coordinator._engine.keys.task("job").owner)
     if kv is not None:
         raw.revoke(kv.lease)
     return kv is not None
@@ -97,7 +97,7 @@ def test_a_losers_seal_leaves_the_holder_alone(taped: Taped, connect: Connect, r
     with pytest.raises(Held):
         coordinator.try_acquire("job")
     assert any(is_seal(request) for request in tape.sent)
-    assert raw.get(coordinator._keys.task("job").owner).mod_revision == holder.generation
+    assert raw.get(coordinator._engine.keys.task("job").owner).mod_revision == holder.generation
     holder.put("k", "still mine")
     holder.check()
     holder.release()
@@ -117,7 +117,7 @@ def test_the_seal_finds_a_claim_that_landed_and_adopts_it(taped: Taped, connect:
 
     tape.fault(is_seal, act)
     with coordinator.try_acquire("job") as lease:
-        assert raw.get(coordinator._keys.task("job").owner).mod_revision == lease.generation
+        assert raw.get(coordinator._engine.keys.task("job").owner).mod_revision == lease.generation
         lease.put("k", "v")
 
 
@@ -129,7 +129,7 @@ def test_a_claim_that_stays_unanswered_is_unknown_and_is_undone(taped: Taped, ra
     tape.raises(is_seal, OutcomeUnknown("no answer"), once=False)
     with pytest.raises(OutcomeUnknown):
         coordinator.try_acquire("job", ttl=60)
-    owner = coordinator._keys.task("job").owner
+    owner = coordinator._engine.keys.task("job").owner
     assert raw.get(owner) is not None  # it had landed
     tape.heal()
     eventually("the claim that nobody holds is given back", lambda: raw.get(owner) is None)
@@ -182,7 +182,7 @@ def test_of_two_claims_with_lost_replies_exactly_one_wins(taped: Taped) -> None:
 @pytest.mark.req("promise-1", "S0-10")
 def test_a_claim_under_an_old_epoch_goes_on_under_the_new_one(taped: Taped, raw: Raw) -> None:
     coordinator, _ = taped()
-    raw.put(coordinator._keys.epoch, b'{"format":1,"number":7,"id":"raised"}')
+    raw.put(coordinator._engine.keys.epoch, b'{"format":1,"number":7,"id":"raised"}')
     with coordinator.try_acquire("job") as lease:
         assert lease.token.epoch == 7
         lease.put("k", "v")
@@ -192,7 +192,7 @@ def test_a_claim_under_an_old_epoch_goes_on_under_the_new_one(taped: Taped, raw:
 def test_raising_the_epoch_ends_every_tenure(taped: Taped, raw: Raw) -> None:
     coordinator, _ = taped()
     lease = coordinator.try_acquire("job", ttl=60)
-    raw.put(coordinator._keys.epoch, b'{"format":1,"number":7,"id":"raised"}')
+    raw.put(coordinator._engine.keys.epoch, b'{"format":1,"number":7,"id":"raised"}')
     with pytest.raises(Exception, match="epoch_raised"):
         lease.put("k", "v")
     assert lease.loss is not None and lease.loss.reason is LossReason.EPOCH_RAISED

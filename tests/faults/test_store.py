@@ -50,7 +50,7 @@ def owner_after_restore(without: Callable[[Compare], bool]) -> bytes:
         saved = etcd.save()
         tape = Tape(etcd.endpoint)
         a_coordinator = over(tape, namespace="n")
-        a_coordinator._renewer.close()  # A sleeps: only its write meets the restored store
+        a_coordinator._engine.renewer.close()  # A sleeps: only its write meets the restored store
         a_lease = a_coordinator.acquire("job", ttl=60)
         etcd.restore(saved)
         c_coordinator = etcdfence.connect(etcd.endpoint, namespace="n")
@@ -58,7 +58,7 @@ def owner_after_restore(without: Callable[[Compare], bool]) -> bytes:
         assert c_lease.generation == a_lease.generation
         c_lease.put("k", "C's")
         tape.without = without
-        a_lease._lane.seen = c_lease._lane.seen  # even a marker that happens to agree must not let it pass
+        a_lease._holding.lane.seen = c_lease._holding.lane.seen  # a marker that happens to agree must not help
         with contextlib.suppress(EtcdFenceError):
             a_lease.put("k", "A's")
         value = c_coordinator.get("k").value
@@ -122,12 +122,12 @@ def test_database_space_exceeded_is_unknown_and_is_settled_later() -> None:
         (member,) = coordinator.members()
         assert any("NOSPACE" in alarm for alarm in member.alarms)
         failed_key = f"big/{n}"
-        _make_room(Raw(etcd.endpoint), [coordinator._keys.data(f"big/{m}") for m in range(n)])
+        _make_room(Raw(etcd.endpoint), [coordinator._engine.keys.data(f"big/{m}") for m in range(n)])
         verdict = lease.settle(unknown[0])
         assert verdict in (Verdict.APPLIED, Verdict.NOT_APPLIED)
         assert (coordinator.get(failed_key).value is not None) == (verdict is Verdict.APPLIED)
         lease.put(failed_key, "again")
-        kv = Raw(etcd.endpoint).get(coordinator._keys.data(failed_key))
+        kv = Raw(etcd.endpoint).get(coordinator._engine.keys.data(failed_key))
         assert (kv.value, kv.version) == (b"again", 2 if verdict is Verdict.APPLIED else 1)
         coordinator.close()
 
@@ -196,7 +196,7 @@ def test_writes_through_leader_changes_are_applied_once_and_in_order(cluster: Cl
 def test_a_member_that_dies_costs_no_lease(cluster: Cluster) -> None:
     coordinator = etcdfence.connect(cluster.endpoints, namespace="dead-member", patience=30.0)
     with coordinator.acquire("job", ttl=9) as lease:
-        wire = coordinator._host._transport
+        wire = coordinator._engine.host._transport
         member = cluster.members[wire._current]  # type: ignore[attr-defined]
         member.kill()
         try:

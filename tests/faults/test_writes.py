@@ -19,12 +19,11 @@ from etcdfence import (
     Unavailable,
     Verdict,
 )
-from etcdfence._requests import Compare, TxnReply
+from etcdfence._requests import Compare, Txn, TxnReply
 
 from ..support.raw import Raw
 from ..support.tape import Tape, a, puts
 from ..support.waiting import eventually
-from etcdfence._requests import Txn
 
 Taped = Callable[..., tuple[Coordinator, Tape]]
 
@@ -49,7 +48,7 @@ def test_a_lost_reply_is_answered_by_the_marker(taped: Taped, raw: Raw) -> None:
         assert entry.value == b"v"
         assert entry.revision == committed.revision
         assert entry.provenance is not None and entry.provenance.write_id == committed.write_id
-        assert raw.get(coordinator._keys.data("k")).version == 1  # applied once, though it was sent twice
+        assert raw.get(coordinator._engine.keys.data("k")).version == 1  # applied once, though it was sent twice
     assert len([request for request in tape.sent if puts(b"/data/")(request)]) == 2
 
 
@@ -58,7 +57,7 @@ def test_a_lost_reply_is_answered_by_the_marker(taped: Taped, raw: Raw) -> None:
 def test_a_write_whose_lease_was_lost_meanwhile_is_still_reported_as_done(taped: Taped, raw: Raw) -> None:
     coordinator, tape = taped()
     lease = coordinator.acquire("job")
-    keys = coordinator._keys.task("job")
+    keys = coordinator._engine.keys.task("job")
 
     def act(tape: Tape, request: object, within: float) -> object:
         tape.wire.call(request, within)  # type: ignore[arg-type]
@@ -81,7 +80,7 @@ def delete_brings_absent_back(taped: Taped, raw: Raw, without: Callable[[Compare
     lease.put("k", "created", expect=ABSENT)
     lease.delete("k")
     tape.deliver()
-    kv = raw.get(coordinator._keys.data("k"))
+    kv = raw.get(coordinator._engine.keys.data("k"))
     return kv.value if kv else None
 
 
@@ -106,7 +105,7 @@ def late_first_try(taped: Taped, raw: Raw, without: Callable[[Compare], bool]) -
     lease.put("k", "one")
     lease.put("k", "two")
     tape.deliver()
-    return bytes(raw.get(coordinator._keys.data("k")).value)
+    return bytes(raw.get(coordinator._engine.keys.data("k")).value)
 
 
 @pytest.mark.req("promise-3")
@@ -138,13 +137,13 @@ def test_two_threads_of_one_lease_write_one_after_the_other(taped: Taped, raw: R
     first.start()
     assert under_way.wait(10)
     second.start()
-    eventually("the second thread waits for its turn", lambda: len(lease._turn._free._waiters) == 1)  # type: ignore[attr-defined]
+    eventually("the second thread waits for its turn", lambda: len(lease._holding.turn._free._waiters) == 1)  # type: ignore[attr-defined]
     go_on.set()
     first.join(10)
     second.join(10)
     assert applied(tape) == [False]
-    assert raw.get(coordinator._keys.data("k")).value == b"second"
-    assert raw.get(coordinator._keys.data("k")).version == 2
+    assert raw.get(coordinator._engine.keys.data("k")).value == b"second"
+    assert raw.get(coordinator._engine.keys.data("k")).version == 2
 
 
 @pytest.mark.req("promise-2", "promise-3", "S2-36")
@@ -155,7 +154,7 @@ def test_a_late_write_lands_under_no_successor(
     """Two successors: A's write is on the wire while B owns, writes and goes, and C owns."""
     coordinator, tape = taped()
     a_lease = coordinator.acquire("job")
-    owner = coordinator._keys.task("job").owner
+    owner = coordinator._engine.keys.task("job").owner
     tape.delay(puts(b"/data/"), once=False)
     with pytest.raises(OutcomeUnknown) as unknown:
         a_lease.put("k", "A")
@@ -167,7 +166,7 @@ def test_a_late_write_lands_under_no_successor(
         raw.delete(owner)
         with c_coordinator.acquire("job") as c_lease:
             assert set(applied(tape)) == {False}
-            assert raw.get(coordinator._keys.data("k")).value == b"B"
+            assert raw.get(coordinator._engine.keys.data("k")).value == b"B"
             with pytest.raises(Superseded) as refused:
                 a_lease.put("k", "A again")
             assert (refused.value.generation, refused.value.current) == (a_lease.generation, c_lease.generation)
@@ -217,7 +216,7 @@ def conflict_that_could_come_true(taped: Taped, raw: Raw, *, sealed: bool) -> by
     """A create is delayed; its repetition meets the key present (Conflict); then the key goes, and it arrives."""
     coordinator, tape = taped()
     lease = coordinator.acquire("job")
-    data = coordinator._keys.data("k")
+    data = coordinator._engine.keys.data("k")
     raw.put(data, b"a stranger's")
     tape.delay(puts(b"/data/"))
     if not sealed:  # the seal is answered, but never reaches etcd
@@ -252,7 +251,7 @@ def test_the_seal_of_a_conflict_may_find_the_write_applied(taped: Taped, raw: Ra
     """The lost try lands between the answer 'conflict' and the seal: then it counts, with its own revision."""
     coordinator, tape = taped()
     lease = coordinator.acquire("job")
-    data = coordinator._keys.data("k")
+    data = coordinator._engine.keys.data("k")
     raw.put(data, b"a stranger's")
     tape.delay(puts(b"/data/"))
 
@@ -275,7 +274,7 @@ def test_nothing_was_sent_is_unavailable_not_unknown(taped: Taped) -> None:
     with pytest.raises(Unavailable):
         lease.put("k", "v")
     tape.heal()
-    assert lease._lane.unsettled == []
+    assert lease._holding.lane.unsettled == []
     lease.put("k", "v")
 
 
@@ -296,7 +295,7 @@ def test_a_marker_that_is_gone_proves_nothing(taped: Taped, raw: Raw) -> None:
     """After the tenure, with attempt and marker trimmed, nobody can know: the write stays unknown for good."""
     coordinator, tape = taped()
     lease: Lease = coordinator.acquire("job")
-    keys = coordinator._keys.task("job")
+    keys = coordinator._engine.keys.task("job")
     tape.lose_reply(puts(b"/data/"), once=False)
     with pytest.raises(OutcomeUnknown) as unknown:
         lease.put("k", "v")
@@ -316,7 +315,7 @@ def test_a_first_write_is_definitely_not_applied_while_its_attempt_is_on_record(
     with pytest.raises(OutcomeUnknown) as unknown:
         lease.put("k", "v")
     tape.heal()
-    raw.delete(coordinator._keys.task("job").owner)
+    raw.delete(coordinator._engine.keys.task("job").owner)
     assert lease.settle(unknown.value) is Verdict.NOT_APPLIED
     assert set(applied(tape)) == {False}
 
@@ -336,7 +335,7 @@ def test_an_interrupted_write_is_settled_by_the_next_one(taped: Taped) -> None:
         lease.put("k", "interrupted")
     lease.put("k", "next")
     assert coordinator.get("k").value == b"next"
-    assert [fate.verdict for fate in lease._lane.fates.values()] == [Verdict.APPLIED]
+    assert [fate.verdict for fate in lease._holding.lane.fates.values()] == [Verdict.APPLIED]
 
 
 @pytest.mark.req("S2-35", "S2-37", "S0-12")

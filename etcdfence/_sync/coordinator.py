@@ -1,0 +1,231 @@
+"""The Coordinator for threads: a thin shell that checks arguments and runs flows."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from etcdfence import _host, _timing
+from etcdfence._flow import drive
+from etcdfence._flows import fencing, leases, tasks
+from etcdfence._flows.pacing import Pace
+from etcdfence._requests import Members
+from etcdfence._sync.engine import Engine
+from etcdfence._sync.lease import EXIT_SECONDS, Lease
+from etcdfence._txns import Tenure
+from etcdfence.errors import EtcdFenceError, Held
+from etcdfence.model import (
+    Doubt,
+    Entry,
+    Loss,
+    MemberStatus,
+    Owner,
+    TaskDescription,
+    TaskName,
+    checked_name,
+)
+
+log = logging.getLogger("etcdfence")
+
+CLOSE_SECONDS = 10.0  # for an explicit close(); leases not given back by then end with their TTL
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How a worker appears in records. For people only: ownership is decided by lease and generation."""
+
+    holder: str
+    host: str
+    pid: int
+
+
+class Coordinator:
+    """One namespace of one etcd. Made by `etcdfence.connect`; may be used from any thread; close it, or use it
+    as a context manager. `patience` (seconds) is how long a call keeps trying before it raises Unavailable or
+    OutcomeUnknown."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        epoch: leases.Epoch,
+        identity: Identity,
+        on_close: Callable[[], None],
+    ) -> None:
+        self._engine, self._epoch, self._identity, self._on_close = engine, epoch, identity, on_close
+        self._closing = threading.Lock()
+        _open.add(self)
+
+    @property
+    def namespace(self) -> str:
+        return self._engine.keys.namespace
+
+    @property
+    def epoch(self) -> int:
+        """The epoch's number, as last seen."""
+        return self._epoch.number
+
+    # --- owning --------------------------------------------------------------------------------------------
+
+    def try_acquire(
+        self,
+        task: TaskName,
+        *,
+        ttl: int = 15,
+        holder: str | None = None,
+        on_lost: Callable[[Lease, Loss], None] | None = None,
+        on_unverified: Callable[[Lease, Doubt], None] | None = None,
+    ) -> Lease:
+        """Own the task now, or raise Held (somebody does, and who), or TaskClosed (it is finished).
+
+        `ttl` is in whole seconds: how long after the last sign of life the task becomes free. `on_lost` and
+        `on_unverified` are called in a thread of their own. OutcomeUnknown: the claim may have landed; nobody
+        renews it, so it ends with its TTL.
+        """
+        return self._acquire(task, ttl, 0.0, holder, on_lost, on_unverified)
+
+    def acquire(
+        self,
+        task: TaskName,
+        *,
+        ttl: int = 15,
+        wait: float | None = None,
+        holder: str | None = None,
+        on_lost: Callable[[Lease, Loss], None] | None = None,
+        on_unverified: Callable[[Lease, Doubt], None] | None = None,
+    ) -> Lease:
+        """Own the task, waiting up to `wait` seconds (None: without limit) for its owner to go; then Held."""
+        limit = None if wait is None else _timing.checked_seconds(wait, "wait")
+        return self._acquire(task, ttl, limit, holder, on_lost, on_unverified)
+
+    def _acquire(
+        self,
+        task: TaskName,
+        ttl: int,
+        wait: float | None,
+        holder: str | None,
+        on_lost: Callable[[Lease, Loss], None] | None,
+        on_unverified: Callable[[Lease, Doubt], None] | None,
+    ) -> Lease:
+        self._engine.require_open()
+        wish = leases.Wish(
+            keys=self._engine.keys.task(task),
+            holder=self._identity.holder if holder is None else checked_name(holder, "holder"),
+            host=self._identity.host,
+            pid=self._identity.pid,
+            ttl=_timing.checked_ttl(ttl),
+            epoch=self._epoch,
+        )
+        until = None if wait is None else _host.clock() + wait
+        lease = Lease(self._engine, self._own(wish, until), on_lost, on_unverified)
+        if self._engine.closing:  # it was closed while we claimed, and has not seen this lease
+            lease.abandon()
+            self._engine.require_open()
+        return lease
+
+    def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
+        bid = leases.Bid()
+        try:
+            pace = Pace(_host.clock() + self._engine.patience)
+            outcome = drive(leases.acquire(bid, wish, pace, until), self._engine.host)
+        except BaseException:
+            self._withdraw(bid, wish)
+            raise
+        if isinstance(outcome, Tenure):
+            bid.lease_ids.remove(outcome.guard.lease_id)
+            self._withdraw(bid, wish)  # grants that went unanswered, if there were any
+            return outcome
+        self._withdraw(bid, wish)
+        raise self._held(wish, outcome.owner)
+
+    def _held(self, wish: leases.Wish, owner: Owner | None) -> Held:
+        ours = {holding.tenure.guard.lease_id for holding in self._engine.holdings()}
+        mine = owner is not None and owner.lease_id in ours
+        namesake = owner is not None and owner.holder == wish.holder and not mine
+        return Held(wish.keys.task, owner, mine=mine, namesake=namesake)
+
+    def _withdraw(self, bid: leases.Bid, wish: leases.Wish) -> None:
+        """Undo what an acquire left behind. Where etcd does not answer, go on in the background for as long as
+        the leases can live; after that nothing of the bid can land any more."""
+        if not bid.lease_ids or self._engine.host.forked:
+            return
+
+        def undo(seconds: float) -> None:
+            try:
+                self._engine.run(lambda pace: leases.withdraw(bid, pace), seconds)
+            except EtcdFenceError as error:
+                log.info("an abandoned claim of %s is not undone yet: %s", wish.keys.task, error)
+
+        if not bid.doubtful:
+            undo(1.0)
+        if bid.lease_ids:
+            threading.Thread(target=undo, args=(wish.ttl,), name="etcdfence-withdraw", daemon=True).start()
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    def describe(self, task: TaskName) -> TaskDescription:
+        """Everything the store says of one task, at one revision; NotFound where it says nothing."""
+        self._engine.require_open()
+        keys = self._engine.keys.task(task)
+        return self._engine.run(lambda pace: tasks.describe(self._engine.keys, keys, pace))
+
+    def tasks(self, *, owned_only: bool = False) -> list[TaskDescription]:
+        """All tasks of the namespace by name, without attempts and history; `owned_only`: those with an owner."""
+        self._engine.require_open()
+        return self._engine.run(lambda pace: tasks.tasks(self._engine.keys, pace, owned_only=owned_only))
+
+    def get(self, key: str) -> Entry:
+        """A data key's value and revision (None and ABSENT where it is not there), read linearizably."""
+        self._engine.require_open()
+        keys = self._engine.keys.data(key), self._engine.keys.provenance(key)
+        return self._engine.run(lambda pace: fencing.get(key, *keys, pace))
+
+    def members(self) -> Sequence[MemberStatus]:
+        """What each endpoint says of itself; one that does not answer is listed with its error."""
+        self._engine.require_open()
+        return self._engine.host.call(Members())
+
+    # --- ending --------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Give back every lease (`loss.reason` closed), stop renewing and close the connections.
+
+        Takes at most about `timeout` seconds; a lease that could not be given back ends with its TTL. In a
+        process forked from the one that connected it does nothing: the leases are the parent's.
+        """
+        if self._engine.host.forked:
+            return
+        until = _host.clock() + _timing.checked_seconds(timeout, "timeout")
+        with self._closing:
+            if self._engine.closing:
+                return
+            self._engine.closing = True
+        self._engine.close(until)
+        self._on_close()
+
+    def __enter__(self) -> Self:
+        self._engine.require_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Coordinator namespace={self.namespace!r}{' closed' if self._engine.closing else ''}>"
+
+
+_open: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A process that ends normally gives its leases back; its threads are gone, so nobody works under them."""
+    for coordinator in list(_open):
+        coordinator.close(EXIT_SECONDS)

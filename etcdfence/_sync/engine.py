@@ -1,0 +1,156 @@
+"""What a coordinator and its leases share: the host, the leases that are held, and their renewal."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from etcdfence import _host
+from etcdfence._flow import Flow, drive
+from etcdfence._flows import fencing, leases, tasks
+from etcdfence._flows.fencing import Lane
+from etcdfence._flows.pacing import Pace
+from etcdfence._host import Bounded, Host
+from etcdfence._keys import Keys
+from etcdfence._renewal import Belief, Confirmed, Outcome, Renewer
+from etcdfence._turn import Turn
+from etcdfence._txns import Tenure
+from etcdfence.errors import Closed, EtcdFenceError, LeaseReleased, OwnershipRefused
+from etcdfence.model import Doubt, Loss, LossReason
+
+log = logging.getLogger("etcdfence")
+T = TypeVar("T")
+
+
+class GaveBack(Enum):
+    YES = "etcd has revoked the lease"
+    NO = "etcd did not answer; the lease ends with its TTL"
+
+
+class Holding:
+    """One tenure in this process: its lane, whose turn it is there, and what is believed of it."""
+
+    def __init__(self, tenure: Tenure) -> None:
+        self.tenure = tenure
+        self.lane = Lane(tenure, tenure.granted_at)
+        self.turn = Turn()
+        self.belief = Belief(tenure.task, tenure.generation, tenure.granted, tenure.granted_at, _host.clock)
+
+
+class Engine:
+    """`patience` (seconds) is how long one call keeps trying."""
+
+    def __init__(self, host: Host, keys: Keys, patience: float) -> None:
+        self.host, self.keys, self.patience = host, keys, patience
+        self.closing = False
+        self._lock = threading.RLock()
+        self._holdings: dict[Belief, Holding] = {}
+        self.renewer = Renewer(self._renew, _host.clock)
+
+    def require_open(self) -> None:
+        self.host.require_usable()
+        if self.closing:
+            raise Closed("this coordinator is closed")
+
+    def run(self, flow: Callable[[Pace], Flow[T]], seconds: float | None = None) -> T:
+        """Run a flow that must have ended after so many seconds (None: the patience)."""
+        pace = Pace(_host.clock() + (self.patience if seconds is None else seconds))
+        return drive(flow(pace), Bounded(self.host, pace.deadline))
+
+    # --- what is held --------------------------------------------------------------------------------------
+
+    def enter(self, holding: Holding) -> None:
+        with self._lock:
+            self._holdings[holding.belief] = holding
+        self.renewer.add(holding.belief)
+
+    def leave(self, holding: Holding) -> None:
+        self.renewer.remove(holding.belief)
+        with self._lock:
+            self._holdings.pop(holding.belief, None)
+
+    def holdings(self) -> list[Holding]:
+        with self._lock:
+            return list(self._holdings.values())
+
+    def require_live(self, holding: Holding) -> None:
+        """A handle that was given back is refused here, or one whose store is known to be another. Whatever else
+        this process believes, etcd is asked."""
+        self.host.require_usable()
+        tenure, belief = holding.tenure, holding.belief
+        if belief.released:
+            raise LeaseReleased(f"generation {tenure.generation} of {tenure.task} was given back by this process")
+        if belief.loss is not None and belief.loss.reason in (LossReason.CLOSED, LossReason.STORE_RESTORED):
+            raise fencing.ownership_refused(tenure, belief.loss)
+
+    def commit(self, holding: Holding, flow: Callable[[Lane, Pace], Flow[T]], seconds: float | None = None) -> T:
+        """Run a flow of this tenure's lane when it is its turn, and believe a refusal."""
+        self.host.require_usable()
+        with holding.turn.take(self.patience if seconds is None else seconds):
+            self.require_live(holding)
+            try:
+                return self.run(lambda pace: flow(holding.lane, pace), seconds)
+            except OwnershipRefused as refused:
+                holding.belief.lose(refused.loss)
+                raise
+
+    # --- giving back ---------------------------------------------------------------------------------------
+
+    def revoke(self, tenure: Tenure, seconds: float) -> GaveBack:
+        """Give back the etcd lease; only this tenure's owner key hangs on it, so this frees the task even where
+        the release itself went unheard. Failing that the lease runs out by itself."""
+        bid = leases.Bid(lease_ids=[tenure.guard.lease_id])
+        try:
+            if seconds > 0:
+                self.run(lambda pace: leases.revoke(bid, pace), seconds)
+        except EtcdFenceError as error:
+            log.info("the etcd lease of %s ends with its TTL: %s", tenure.task, error)
+        return GaveBack.NO if bid.lease_ids else GaveBack.YES
+
+    def close(self, until: float) -> None:
+        """End every lease as closed, and give back what can be given back until then (local clock)."""
+        held = self.holdings()
+        for holding in held:
+            holding.belief.lose(Loss(LossReason.CLOSED))
+        self.renewer.close()
+        for holding in held:
+            self._give_back(holding, until)
+        self.host.close()
+
+    def _give_back(self, holding: Holding, until: float) -> None:
+        left = until - _host.clock()
+        if left <= 0:
+            return
+        try:
+            with holding.turn.take(left):
+                ending = tasks.Ending("released", "closed")
+                self.run(lambda pace: tasks.end(holding.lane, ending, pace), left)
+        except EtcdFenceError as error:
+            log.info("%s could not be released: %s", holding.tenure.task, error)
+        self.revoke(holding.tenure, until - _host.clock())
+
+    # --- renewal -------------------------------------------------------------------------------------------
+
+    def _renew(self, beliefs: Sequence[Belief], limit: float) -> Sequence[Outcome]:
+        with self._lock:
+            holdings = [self._holdings.get(belief) for belief in beliefs]
+        lanes = [holding.lane if holding else None for holding in holdings]
+        present = [lane for lane in lanes if lane is not None]
+        found = iter(drive(leases.renew(present, self.keys.epoch, self.host.seen, limit), self.host))
+        outcomes = [Doubt.NOT_RENEWED if lane is None else _outcome(lane, next(found)) for lane in lanes]
+        restored = Loss(LossReason.STORE_RESTORED)
+        if restored in outcomes:
+            for holding in self.holdings():
+                holding.belief.lose(restored)
+            self.host.forget_store()
+        return outcomes
+
+
+def _outcome(lane: Lane, found: leases.RenewalOutcome) -> Outcome:
+    if not isinstance(found, leases.Renewed):
+        return found
+    lane.renewed_at = found.sent.clock
+    return Confirmed(found.sent.clock, found.sent.wall)

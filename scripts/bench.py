@@ -1,0 +1,231 @@
+"""The benchmark: every figure of etcdfence beside the same work with a bare client, in turns, in one run.
+
+Only ratios mean something: they compare two ways on one machine at one time. Nothing here is a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+import etcdfence
+from etcdfence._connect import over
+from etcdfence._requests import KeepAlive, Request, Txn
+from etcdfence.server import LocalEtcd
+from etcdfence.transports._pb import etcdfence_wire_pb2 as pb
+from etcdfence.transports._wire import txn_bytes
+from etcdfence.transports.grpc import GrpcTransport
+
+
+class Counting:
+    """The transport, counting requests to etcd and keeping the last transaction."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.wire = GrpcTransport([endpoint])
+        self.requests = 0
+        self.last: Txn | None = None
+
+    def call(self, request: Request[Any], within: float) -> Any:
+        self.requests += 1
+        if isinstance(request, Txn):
+            self.last = request
+        return self.wire.call(request, within)
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+class Bare:
+    def __init__(self, endpoint: str) -> None:
+        self.channel = grpc.insecure_channel(endpoint.removeprefix("http://"))
+        self.txn = self._stub("KV/Txn", pb.TxnRequest, pb.TxnResponse)
+        self.grant = self._stub("Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
+        self.revoke = self._stub("Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse)
+
+    def _stub(self, path: str, request: Any, reply: Any) -> Any:
+        return self.channel.unary_unary(
+            f"/etcdserverpb.{path}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+
+    def compare_and_put(self, key: bytes = b"/bench/bare") -> None:
+        reply = self.txn(
+            pb.TxnRequest(
+                compare=[pb.Compare(target=pb.Compare.CREATE, key=b"/bench/absent", create_revision=0)],
+                success=[pb.RequestOp(request_put=pb.PutRequest(key=key, value=b"v" * 100))],
+            ),
+            timeout=5,
+        )
+        if not reply.succeeded:
+            raise RuntimeError("the bare transaction was refused")
+
+
+@dataclass
+class Figure:
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    requests: float = 1.0
+
+    def line(self, base: Figure) -> str:
+        p50, p99 = statistics.median(self.seconds), sorted(self.seconds)[int(len(self.seconds) * 0.99)]
+        ratio = p50 / statistics.median(base.seconds)
+        return (
+            f"  {self.name:<46}{p50 * 1e6:9.0f}{p99 * 1e6:9.0f}{1 / statistics.mean(self.seconds):9.0f}"
+            f"{self.requests:9.1f}{ratio:9.2f}"
+        )
+
+
+def in_turns(ways: dict[str, Callable[[], object]], rounds: int, warm: int = 50) -> dict[str, Figure]:
+    """Time each way once a round, so that whatever else the machine does meets all of them alike."""
+    figures = {name: Figure(name) for name in ways}
+    for n in range(rounds + warm):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            if n >= warm:
+                figures[name].seconds.append(time.perf_counter() - began)
+    return figures
+
+
+def heading(text: str) -> None:
+    print(f"\n{text}\n  {'':<46}{'p50 us':>9}{'p99 us':>9}{'op/s':>9}{'requests':>9}{'ratio':>9}")
+
+
+def show(figures: dict[str, Figure]) -> None:
+    base = next(iter(figures.values()))
+    for figure in figures.values():
+        print(figure.line(base))
+
+
+def fenced_put(etcd: LocalEtcd, rounds: int) -> None:
+    wire, bare = Counting(etcd.endpoint), Bare(etcd.endpoint)
+    coordinator = over(wire, namespace="bench")
+    lease = coordinator.acquire("put", ttl=600)
+    lease.put("k", "v" * 100)
+    same_shape = _always_true(wire.last)
+    before = wire.requests
+    figures = in_turns(
+        {
+            "bare transaction: one compare, one put": bare.compare_and_put,
+            "bare transaction of the fenced put's shape": lambda: bare.txn(same_shape, timeout=5),
+            "lease.put": lambda: lease.put("k", "v" * 100),
+        },
+        rounds,
+    )
+    figures["lease.put"].requests = (wire.requests - before) / (rounds + 50)
+    heading("fenced put, in sequence")
+    show(figures)
+    coordinator.close()
+
+
+def _always_true(txn: Txn | None) -> Any:
+    """The last fenced put as a message whose compares keep holding: its marker compare becomes one of absence."""
+    message = pb.TxnRequest.FromString(txn_bytes(txn or Txn((), ())))
+    for compare in message.compare:
+        if compare.target == pb.Compare.MOD and b"/marker/" in compare.key:
+            compare.key, compare.mod_revision = compare.key + b"-absent", 0
+    for operation in message.success:
+        operation.request_put.key += b"-bare"
+    return message
+
+
+def claim_and_release(etcd: LocalEtcd, rounds: int) -> None:
+    wire, bare = Counting(etcd.endpoint), Bare(etcd.endpoint)
+    coordinator = over(wire, namespace="bench")
+    number = iter(range(1, 10**9))
+
+    def by_hand() -> None:
+        lease_id = next(number)
+        bare.grant(pb.LeaseGrantRequest(ID=lease_id, TTL=60), timeout=5)
+        bare.compare_and_put(b"/bench/owner")
+        bare.compare_and_put(b"/bench/owner")
+        bare.revoke(pb.LeaseRevokeRequest(ID=lease_id), timeout=5)
+
+    def ours() -> None:
+        coordinator.try_acquire("cycle", ttl=60).release()
+
+    before = wire.requests
+    figures = in_turns({"bare: grant, two transactions, revoke": by_hand, "try_acquire and release": ours}, rounds)
+    figures["bare: grant, two transactions, revoke"].requests = 4
+    figures["try_acquire and release"].requests = (wire.requests - before) / (rounds + 50)
+    heading("claim and release of one task")
+    show(figures)
+    before = wire.requests
+    lease = coordinator.try_acquire("a new task", ttl=60)
+    print(f"  requests for the claim of a new task, grant included: {wire.requests - before}")
+    lease.release()
+    coordinator.close()
+
+
+def renewing(etcd: LocalEtcd, leases: int, ttl: int) -> None:
+    wire = Counting(etcd.endpoint)
+    coordinator = over(wire, namespace="bench")
+    held = [coordinator.try_acquire(f"renew-{n}", ttl=ttl) for n in range(leases)]
+    wire.requests, cpu, began = 0, time.process_time(), time.perf_counter()
+    time.sleep(2 * ttl)
+    took, spent = time.perf_counter() - began, time.process_time() - cpu
+    standing = sum(lease.standing is etcdfence.Standing.HELD for lease in held)
+    print(
+        f"\n{leases} leases renewing, TTL {ttl} s, for {took:.0f} s: {standing} held,"
+        f" {wire.requests} requests ({wire.requests / took:.1f} a second), {spent / took:.1%} of one CPU"
+    )
+    limit = 5.0
+    ids = tuple(lease.receipt.lease_id for lease in held)
+    began = time.perf_counter()
+    wire.call(KeepAlive(ids, limit), limit)
+    print(f"  one keepalive exchange for all of them: {(time.perf_counter() - began) * 1000:.0f} ms")
+    coordinator.close()
+
+
+def commands(repeats: int) -> None:
+    bare_typer = (
+        "import typer\napp = typer.Typer(help='bare')\n@app.command()\ndef one(): ...\n@app.command()\ndef two(): ..."
+        "\napp()"
+    )
+    ways = {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "import etcdfence": [sys.executable, "-c", "import etcdfence"],
+        "a bare Typer program --help": [sys.executable, "-c", bare_typer, "--help"],
+        "etcdfence --help": [sys.executable, "-m", "cli", "--help"],
+    }
+    figures = in_turns(
+        {
+            name: lambda words=words: subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
+            for name, words in ways.items()
+        },
+        repeats,
+        warm=3,
+    )
+    heading("starting a process")
+    show(figures)
+    help_ratio = statistics.median(figures["etcdfence --help"].seconds) / statistics.median(
+        figures["a bare Typer program --help"].seconds
+    )
+    print(f"  etcdfence --help beside the bare Typer program: {help_ratio:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--leases", type=int, default=1000)
+    parser.add_argument("--ttl", type=int, default=9)
+    options = parser.parse_args()
+    with LocalEtcd() as etcd:
+        print(f"etcd {etcd.binary}, Python {sys.version.split()[0]}, grpcio {grpc.__version__}")
+        fenced_put(etcd, options.rounds)
+        claim_and_release(etcd, options.rounds // 4)
+        renewing(etcd, options.leases, options.ttl)
+    commands(20)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The public contract, for the type checkers; never run. A line that stops checking is a broken promise."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import etcdfence
+from etcdfence import (
+    ABSENT,
+    Committed,
+    Coordinator,
+    Doubt,
+    Entry,
+    Guard,
+    Lease,
+    Loss,
+    Receipt,
+    Standing,
+    TaskDescription,
+    TaskKey,
+    Token,
+    Verdict,
+)
+
+
+def lost(lease: Lease, loss: Loss) -> None:
+    assert_type(loss.current, int | None)
+
+
+def unverified(lease: Lease, doubt: Doubt) -> None:
+    assert_type(lease.standing, Standing)
+
+
+def controller(unknown: etcdfence.OutcomeUnknown, held: etcdfence.Held) -> None:
+    with etcdfence.connect("http://127.0.0.1:2379", namespace="n") as coordinator:
+        assert_type(coordinator, Coordinator)
+        with coordinator.acquire(
+            TaskKey("op", "scope"), ttl=15, wait=3, on_lost=lost, on_unverified=unverified
+        ) as lease:
+            assert_type(lease, Lease)
+            assert_type(lease.token, Token)
+            assert_type(lease.receipt, Receipt)
+            assert_type(lease.put("k", b"v", expect=ABSENT), Committed)
+            entry = lease.get("k")
+            assert_type(entry, Entry)
+            lease.put("k", "v", expect=entry.revision)
+            lease.delete("k", expect=entry.revision)
+            with lease.transaction() as tx:
+                assert_type(tx.get("k"), Entry)
+                tx.put("k", "v")
+                tx.expect("other", ABSENT)
+            assert_type(tx.committed, Committed | None)
+            assert_type(lease.guard(), Guard)
+            assert_type(lease.wait_lost(1), Loss | None)
+            assert_type(lease.settle(unknown), Verdict)
+            assert_type(lease.payload, Any)
+            lease.complete({"n": 1}, {"revision": 1})
+        assert_type(coordinator.try_acquire("lock"), Lease)
+        assert_type(coordinator.describe("lock"), TaskDescription)
+        assert_type(coordinator.tasks(owned_only=True), list[TaskDescription])
+        assert_type(held.owner, etcdfence.Owner | None)
