@@ -188,8 +188,8 @@ def renewing(etcd: LocalEtcd, leases: int, ttl: int) -> None:
 
 def commands(repeats: int) -> None:
     bare_typer = (
-        "import typer\napp = typer.Typer(help='bare')\n@app.command()\ndef one(): ...\n@app.command()\ndef two(): ..."
-        "\napp()"
+        "import typer\napp = typer.Typer(help='bare')\n"
+        "@app.command()\ndef one(): ...\n@app.command()\ndef two(): ...\napp()"
     )
     ways = {
         "python -c pass": [sys.executable, "-c", "pass"],
@@ -197,14 +197,11 @@ def commands(repeats: int) -> None:
         "a bare Typer program --help": [sys.executable, "-c", bare_typer, "--help"],
         "etcdfence --help": [sys.executable, "-m", "cli", "--help"],
     }
-    figures = in_turns(
-        {
-            name: lambda words=words: subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
-            for name, words in ways.items()
-        },
-        repeats,
-        warm=3,
-    )
+
+    def starting(words: list[str]) -> Callable[[], object]:
+        return lambda: subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
+
+    figures = in_turns({name: starting(words) for name, words in ways.items()}, repeats, warm=3)
     heading("starting a process")
     show(figures)
     help_ratio = statistics.median(figures["etcdfence --help"].seconds) / statistics.median(

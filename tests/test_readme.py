@@ -43,7 +43,7 @@ def test_the_table_of_controls_is_there() -> None:
         assert f"| {control} |" in rows
 
 
-@pytest.mark.req("S0-20")
+@pytest.mark.req("first-write")
 def test_the_first_example_runs_as_it_stands(
     endpoint: str,
     namespace: str,
