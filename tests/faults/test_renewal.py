@@ -22,7 +22,7 @@ from etcdfence import (
     Unavailable,
     Unverified,
 )
-from etcdfence._requests import KeepAlive, KeepAliveReply, Txn
+from etcdfence._requests import KeepAlive, KeepAliveReply, Range, Txn
 from etcdfence.server import LocalEtcd
 
 from ..support.proxy import Proxy
@@ -58,12 +58,16 @@ def renewals(tape: Tape) -> int:
 def test_an_idle_owner_is_renewed_and_writes_nothing(taped: Taped, raw: Raw) -> None:
     coordinator, tape = taped()
     with coordinator.acquire("job", ttl=2) as lease:
-        before = raw.revision()
+        mine = coordinator._engine.keys.root.encode()
+        before = raw.revisions(mine)
+        sent = len(tape.sent)
         eventually("six renewals: twice the TTL", lambda: renewals(tape) >= 6, 15)
         assert lease.standing is Standing.HELD
         assert raw.get(coordinator._engine.keys.task("job").owner).mod_revision == lease.generation
-        # Nothing else used this store meanwhile that would count: the suite runs one test at a time.
-        assert raw.revision() == before
+        assert raw.revisions(mine) == before
+        reads = [request for request in tape.sent[sent:] if isinstance(request, Txn)]
+        assert reads
+        assert all(isinstance(operation, Range) for request in reads for operation in request.success)
 
 
 @pytest.mark.req("S0-4", "S0-8", "S2-21")

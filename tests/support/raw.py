@@ -42,6 +42,10 @@ class Raw:
     def below(self, prefix: bytes) -> list[bytes]:
         return [kv.key for kv in self.range(prefix, prefix[:-1] + bytes([prefix[-1] + 1]))]
 
+    def revisions(self, prefix: bytes) -> dict[bytes, int]:
+        """Every key below a prefix that ends in "/", with its mod revision."""
+        return {kv.key: kv.mod_revision for kv in self.range(prefix, prefix[:-1] + b"0")}
+
     def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
         self.stub("KV/Put", pb.PutRequest, pb.PutResponse)(
             pb.PutRequest(key=key, value=value, lease=lease), timeout=5
