@@ -8,13 +8,17 @@ from typing import Any
 
 from etcdfence._flows.fencing import Check, Edit
 from etcdfence._keys import Keys
+from etcdfence._records import TaskRecord
 from etcdfence.errors import Misuse
 from etcdfence.model import ABSENT, Absent, revision_number
 
 
 def checked_value(value: object) -> bytes:
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise Misuse(f"this value is not valid Unicode text: {error.reason}") from error
     if isinstance(value, bytes):
         return value
     raise Misuse(f"a value is bytes or text, not {type(value).__name__}; encode it first (json.dumps, say)")
@@ -29,11 +33,14 @@ def checked_expectation(expect: object) -> int | Absent:
 
 
 def checked_document(value: object, what: str) -> Any:
-    """A JSON value as it will be stored; Misuse where JSON has no such value (NaN, a set, an object)."""
+    """A JSON value as it will be stored; Misuse where JSON has no such value (NaN, a set, an object), or where it
+    could be written but not read again (nested too deeply)."""
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
+        document = json.loads(json.dumps(value, allow_nan=False))
+        TaskRecord.model_validate_json(TaskRecord(result=document).to_bytes())
+    except (TypeError, ValueError, RecursionError) as error:
         raise Misuse(f"{what} cannot be stored as JSON: {error}") from error
+    return document
 
 
 def checked_evidence(evidence: object) -> Any:

@@ -19,6 +19,7 @@ from etcdfence.errors import Closed
 
 T = TypeVar("T")
 SHORTEST_TRY: Final = 0.5  # seconds
+NOTHING_SEEN: Final = Header(0, 0, 0)
 
 # A monotonic clock that counts suspend where there is one: a laptop that slept must not believe its lease.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -49,7 +50,9 @@ class Host:
         self._transport, self._timeout = transport, request_timeout
         self._pid = os.getpid()
         self._closed = threading.Event()
-        self._seen = Header(0, 0, 0)
+        self._seen = NOTHING_SEEN
+        self._store = 0  # which store `_seen` is about: counts the times we began anew with another
+        self.regressed: Header | None = None  # what was known before a reply that was older than it
         self._lock = threading.Lock()
         self._local: dict[type[Request[Any]], Callable[[Any], Any]] = {
             Now: lambda _: Instant(clock(), wall()),
@@ -80,9 +83,10 @@ class Host:
             return cast("T", local(request))
         self.require_usable()
         within = self._timeout if until is None else self._within(until)
+        known, store = self._seen, self._store
         reply = self._transport.call(request, within)
         if isinstance(reply, TxnReply):
-            self._witness(reply.header)
+            self._witness(reply.header, known, store)
         return reply
 
     def _within(self, until: float) -> float:
@@ -92,16 +96,21 @@ class Host:
     def forget_store(self) -> None:
         """Begin anew with another store, once every lease of the old one has been ended."""
         with self._lock:
-            self._seen = Header(0, 0, 0)
+            self._seen, self.regressed = NOTHING_SEEN, None
+            self._store += 1
 
     def close(self) -> None:
         self._closed.set()
         if not self.forked:
             self._transport.close()
 
-    def _witness(self, header: Header) -> None:
+    def _witness(self, header: Header, known: Header, store: int) -> None:
         with self._lock:
-            if header.revision > self._seen.revision and self._seen.cluster_id in (0, header.cluster_id):
+            if store != self._store:
+                return  # asked of the old store, heard after we had begun anew
+            if header.older_than(known):
+                self.regressed = known
+            elif header.revision > self._seen.revision:
                 self._seen = header
 
     def _sleep(self, request: Sleep) -> None:

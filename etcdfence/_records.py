@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etcdfence._requests import KeyValue
 from etcdfence.model import Attempt, Owner, Provenance
@@ -87,7 +87,7 @@ class AttemptRecord(Record):
     holder: str
     host: str
     pid: int
-    lease: str
+    lease: str = Field(pattern="^[0-9a-f]{1,16}$")
     started: str
     ended: End | None = None
     sealed: bool = False

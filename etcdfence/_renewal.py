@@ -50,6 +50,7 @@ class Belief:
         self._loss: Loss | None = None
         self._doubt: Doubt | None = None
         self.released = False
+        self.ending = False  # our own ending is under way: that the owner key is gone may be its doing
         self.doubt_told = False
 
     @property
@@ -97,6 +98,8 @@ class Belief:
 
     def apply(self, outcome: Outcome) -> None:
         match outcome:
+            case Loss() if self.ending:
+                self._failed(Doubt.NOT_RENEWED)
             case Loss():
                 self.lose(outcome)
             case Doubt():
@@ -164,7 +167,7 @@ class Renewer:
             self._changed.notify()
 
     def remove(self, lease: Belief) -> None:
-        """After this no new renewal of the lease begins; the answer of one under way is ignored."""
+        """After this no new renewal of the lease begins; one that is under way may still be answered."""
         with self._changed:
             if lease in self._leases:
                 self._leases.remove(lease)

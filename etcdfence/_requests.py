@@ -79,6 +79,12 @@ class Header:
     member_id: int
     revision: int
 
+    def older_than(self, known: Header) -> bool:
+        """Whether a linearizable reply comes from another store than the one `known` before it was asked for: the
+        cluster id differs, or the revision is lower. Ask a second time before believing it, another member
+        where there is one: single members were seen to answer stale reads."""
+        return known.cluster_id not in (0, self.cluster_id) or self.revision < known.revision
+
 
 @dataclass(frozen=True, slots=True)
 class RangeReply:

@@ -14,6 +14,7 @@ from etcdfence.errors import Misuse
 from etcdfence.model import Loss, Standing
 
 MAX_TTL: Final = 9_000_000_000  # seconds; etcd refuses more
+MAX_WAIT: Final = 100_000_000  # seconds; the operating system's own limit is not far above
 
 
 def checked_ttl(ttl: object) -> int:
@@ -27,9 +28,9 @@ def checked_ttl(ttl: object) -> int:
 
 
 def checked_seconds(value: object, what: str) -> float:
-    """A span of time to wait: a finite number of seconds, zero or more."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise Misuse(f"{what} must be a number of seconds, zero or more, not {value!r}")
+    """A span of time to wait: a number of seconds from zero to about three years."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_WAIT:
+        raise Misuse(f"{what} must be a number of seconds from 0 to {MAX_WAIT}, not {value!r}")
     return float(value)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, Literal
 
 from etcdfence._keys import TaskKeys, prefix_end
 from etcdfence._records import (
@@ -209,7 +209,7 @@ def task_result(record: KeyValue | None) -> object:
 
 def seal(ask: Claim) -> Txn:
     """Create the attempt key as sealed, so that a claim of it which is still on its way can never land."""
-    sealed = ask.attempt.model_copy(update={"sealed": True, "doubtful": True})
+    sealed = ask.attempt.model_copy(update={"sealed": True})
     return Txn(
         (absent(ask.attempt_key),),
         (Put(ask.attempt_key, sealed.to_bytes()),),
@@ -300,15 +300,26 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ends its tenure. `closes`: the task is finished for good, with this result and evidence."""
+
+    how: Literal["released", "completed", "failed"]
+    reason: str | None = None
+    closes: Literal["completed", "failed"] | None = None
+    result: Any = None
+    evidence: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
-    """One commit of an owner. `names` are the users' keys in it, `ends` whether it ends the tenure (and takes
-    the marker away) instead of moving the marker."""
+    """One commit of an owner. `names` are the users' keys in it; one that `ends` the tenure takes the marker
+    away instead of moving it."""
 
     write_id: str
     operations: tuple[Operation, ...] = ()
     expectations: tuple[Expectation, ...] = ()
     names: tuple[str, ...] = ()
-    ends: bool = False
+    ends: Ending | None = None
     reads: tuple[Range, ...] = ()
 
 
@@ -379,8 +390,17 @@ def objection(task: str, change: Change, evidence: Evidence) -> EtcdFenceError |
     broken = [(expected.name, found) for expected, found in pairs if expected.broken_by(found)]
     for name, found in broken:
         if name == OPEN_EFFECTS:
-            return UnresolvedEffects(task, tuple(kv.key.decode().rsplit("/", 1)[1] for kv in found.kvs))
+            return UnresolvedEffects(
+                task, tuple(kv.key.decode(errors="replace").rsplit("/", 1)[1] for kv in found.kvs)
+            )
     return Conflict(tuple(name for name, _ in broken)) if broken else None
+
+
+def known_to_be_over(tenure: Tenure) -> Expectation:
+    """What a tenure that etcd has declared over expects of its further writes: it cannot hold together with the
+    guard, since an attempt's key is never removed before its owner key. They are sent and refused by etcd as
+    ever, even by a store that was restored to a time when the tenure was alive."""
+    return Expectation("the attempt", absent(tenure.attempt_key))
 
 
 def loss_seen(guard: Guard, attempt: str, evidence: Evidence) -> Loss | None:
@@ -396,6 +416,8 @@ def loss_seen(guard: Guard, attempt: str, evidence: Evidence) -> Loss | None:
     if evidence.last is None or not isinstance(last, AttemptRecord) or last.attempt == attempt:
         return None
     current = last.ended.generation if last.ended else evidence.last.mod_revision
+    if current < guard.generation:
+        return Loss(LossReason.STORE_RESTORED)
     return Loss(LossReason.SUPERSEDED, current=current)
 
 

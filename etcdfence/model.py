@@ -37,7 +37,7 @@ def revision_number(value: object, what: str) -> int:
     return value
 
 
-_KEY_TEXT = re.compile(r"([^:]+):([^:]+):v([1-9][0-9]*)")
+_KEY_TEXT = re.compile(r"([^:]+):([^:]+):v([1-9][0-9]{0,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,7 @@ class LossReason(StrEnum):
     EPOCH_RAISED = "epoch_raised"
     STORE_RESTORED = "store_restored"
     CLOSED = "closed"
+    ENDED = "ended"
     GONE = "gone"
 
 
@@ -192,7 +193,8 @@ class Loss:
     """How a lease ended.
 
     reason        machine-readable, one of LossReason: `taken_away` is an owner key that went while its etcd
-                  lease lived on; `gone` an owner key that went for a cause that could not be asked
+                  lease lived on; `ended` an ending of our own whose answer had been lost; `gone` an owner key
+                  that went for a cause that could not be asked
     current       the newest known generation of the task, where there is a later one
     last_renewed  when etcd last confirmed the lease, ISO 8601 by this machine's wall clock (for people)
     """

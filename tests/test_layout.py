@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_states": VALUES,
     "_txns": VALUES | {"_requests", "_keys", "_records"},
     "_flows": DECISIONS | {"_flows"},
-    "_edits": {"errors", "model", "_keys", "_flows"},
+    "_edits": {"errors", "model", "_keys", "_records", "_flows"},
     "_turn": {"errors"},
     "_host": {"_flow", "_requests", "errors"},
     "_renewal": {"_timing", "errors", "model"},

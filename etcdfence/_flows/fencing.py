@@ -15,7 +15,7 @@ is never removed before the marker of its tenure.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from etcdfence import _txns
 from etcdfence._flow import Flow
@@ -54,7 +54,9 @@ class Lane:
     seen        mod revision of the marker as last seen, 0 while it was never made
     unsettled   write ids sent against `seen` whose outcome is not known; at most one of them was applied
     fates       what became of writes whose answer had been lost
-    ended       a commit of this lane has ended the tenure
+    endings     what each unsettled ending would have meant
+    ended       the ending of ours that was applied
+    over        etcd has declared the tenure over: nothing may be applied any more
     entries     how many history entries this tenure has written
     renewed_at  local clock at the sending of the last renewal that etcd confirmed
     """
@@ -64,15 +66,20 @@ class Lane:
     seen: int = 0
     unsettled: list[str] = field(default_factory=list[str])
     fates: dict[str, Fate] = field(default_factory=dict[str, Fate])
-    ended: bool = False
+    endings: dict[str, _txns.Ending] = field(default_factory=dict[str, _txns.Ending])
+    ended: _txns.Ending | None = None
+    over: bool = False
     entries: int = 0
 
-    def sending(self, write_id: str) -> None:
-        self.fates.pop(write_id, None)
-        if write_id not in self.unsettled:
-            self.unsettled.append(write_id)
+    def sending(self, change: _txns.Change) -> None:
+        self.fates.pop(change.write_id, None)
+        if change.write_id not in self.unsettled:
+            self.unsettled.append(change.write_id)
+        if change.ends:
+            self.endings[change.write_id] = change.ends
 
     def not_sent(self, write_id: str) -> None:
+        self.endings.pop(write_id, None)
         if write_id in self.unsettled:
             self.unsettled.remove(write_id)
 
@@ -81,6 +88,8 @@ class Lane:
         for write_id in self.unsettled:
             self.fates[write_id] = Fate(Verdict.APPLIED, revision) if write_id == applied else Fate(others)
         self.unsettled.clear()
+        self.ended = self.ended or self.endings.get(applied or "")
+        self.endings.clear()
         while len(self.fates) > KEPT_FATES:
             del self.fates[next(iter(self.fates))]
 
@@ -96,7 +105,7 @@ class Lane:
         ended_by, marker = evidence.ended_by(), evidence.marker
         if ended_by in self.unsettled and evidence.attempt is not None:
             self.decide(Verdict.NOT_APPLIED, ended_by, evidence.attempt.mod_revision)
-            self.ended = True
+            self.seen = 0
         elif marker is not None and marker.mod_revision != self.seen:
             self.moved(marker.value.decode(errors="replace"), marker.mod_revision)
         elif marker is None and (self.seen or not (guard_holds or evidence.attempt)):
@@ -113,12 +122,16 @@ def commit(lane: Lane, change: _txns.Change, pace: Pace) -> Flow[tuple[Committed
     Raises Superseded or LeaseLost (guard gone), Conflict or UnresolvedEffects (an expectation did not hold),
     Unavailable (definitely not applied), OutcomeUnknown with the write id (`settle` decides it later).
     """
+    if lane.over:
+        known = _txns.known_to_be_over(lane.tenure)
+        change = replace(change, expectations=(*change.expectations, known))
     try:
         return (yield from _tries(lane, change, pace))
     except OutcomeUnknown:
         raise
-    except EtcdFenceError:
-        lane.not_sent(change.write_id)
+    except EtcdFenceError as error:  # whatever it is, it is no answer to a try that is still open
+        if change.write_id in lane.unsettled:
+            raise _unknown(change.write_id, error) from error
         raise
 
 
@@ -126,23 +139,22 @@ def _tries(lane: Lane, change: _txns.Change, pace: Pace) -> Flow[tuple[Committed
     own, blind = change.write_id, False  # blind: a try against the present marker went unanswered
     while True:
         txn = _txns.checked_size(_txns.commit(lane.tenure, lane.seen, change))
-        lane.sending(own)
+        lane.sending(change)
         try:
             reply = yield from txn
         except OutcomeUnknown as error:
             blind = True
             yield from pace.again(_unknown(own, error))
             continue
-        except EtcdFenceError as error:
+        except EtcdFenceError as error:  # this try was not applied
+            if not blind:
+                lane.not_sent(own)
             if not isinstance(error, Unavailable):
-                if blind:
-                    raise _unknown(own, error) from error
                 raise
-            yield from pace.again(_unknown(own, error) if blind else error)
+            yield from pace.again(error)
             continue
         if reply.succeeded:
             lane.moved(own, reply.header.revision)
-            lane.ended = change.ends
             del lane.fates[own]
             return Committed(reply.header.revision, own), reply
         before = lane.seen
@@ -163,16 +175,19 @@ def _refused(lane: Lane, change: _txns.Change, reply: TxnReply, blind: bool, pac
     be sent again, else the error that says why not."""
     own, evidence = change.write_id, _txns.Evidence.of(reply)
     holds, before = evidence.guard_holds(lane.tenure.guard), lane.seen
-    if not blind:  # this was its only try, and it was answered
-        lane.not_sent(own)
     lane.learn(evidence, holds)
     fate = lane.fates.get(own)
     if fate is not None and fate.verdict is Verdict.APPLIED:
         return Committed(fate.revision, own)
-    if fate is not None and fate.verdict is Verdict.UNKNOWN:
+    if not blind:  # its only try was answered, and the answer was no
+        lane.not_sent(own)
+        lane.fates.pop(own, None)
+    elif fate is not None and fate.verdict is Verdict.UNKNOWN:
         raise OutcomeUnknown(f"write {own}: its marker is gone or was moved by a stranger", write_id=own)
     if not holds:
         raise (yield from _ownership_error(lane, change, evidence))
+    if lane.over:
+        raise ownership_refused(lane.tenure, Loss(LossReason.STORE_RESTORED), evidence.revision)
     if lane.seen != before:
         return None
     objection = _txns.objection(lane.tenure.task, change, evidence)
@@ -211,6 +226,8 @@ def settle(lane: Lane, write_id: str, pace: Pace) -> Flow[Verdict]:
             yield from seal(lane, pace)
         except OwnershipRefused:
             lane.not_sent(write_id)  # the refusal has decided it, if anything can
+        except OutcomeUnknown as error:
+            raise _unknown(write_id, error) from error
     if write_id not in lane.fates:
         raise Misuse(f"this lease has no open write {write_id}; ask the lease that raised the error")
     return lane.fates[write_id].verdict
@@ -219,7 +236,12 @@ def settle(lane: Lane, write_id: str, pace: Pace) -> Flow[Verdict]:
 def _ownership_error(lane: Lane, change: _txns.Change, evidence: _txns.Evidence) -> Flow[OwnershipRefused]:
     tenure = lane.tenure
     loss = _txns.loss_seen(tenure.guard, tenure.attempt.attempt, evidence)
-    loss = loss or (yield from leases.diagnose(lane))
+    try:
+        loss = loss or (yield from leases.diagnose(lane))
+    except EtcdFenceError:
+        loss = None
+    loss = loss or Loss(LossReason.GONE)
+    lane.over = True
     if change.names:
         yield from _note_refusal(tenure, change, evidence, loss)
     return ownership_refused(tenure, loss, evidence.revision)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from etcdfence import _timing, _txns
 from etcdfence._flow import Flow
-from etcdfence._flows.pacing import Pace
+from etcdfence._flows.pacing import Pace, pace_for
 from etcdfence._keys import TaskKeys
 from etcdfence._records import AttemptRecord, End, EpochRecord, OwnerRecord, Unreadable, read
 from etcdfence._requests import (
@@ -28,8 +28,8 @@ from etcdfence._requests import (
     Now,
     Range,
     Revoke,
+    Sleep,
     TimeToLive,
-    TxnReply,
     WaitGone,
 )
 from etcdfence.errors import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 READS_PER_REQUEST = 100  # owner keys in one renewal read; etcd takes 128 operations
 LONGEST_WAIT = 30.0  # seconds for one watch; then the store is asked again
+BROKEN_WATCH = 0.2  # seconds before asking again after a watch that broke
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,22 @@ def _ask(bid: Bid, wish: Wish) -> Flow[_txns.Claim]:
 def _settled_answer(bid: Bid, ask: _txns.Claim, pace: Pace) -> Flow[_txns.ClaimAnswer | None]:
     """Send the claim until it is answered, and seal it where an unanswered try could still land. None: etcd
     no longer knows the lease, so no try can land at all."""
+    try:
+        answer = yield from _answer(bid, ask, pace)
+        if bid.doubtful and not isinstance(answer, _txns.Won | _txns.Ran | None):
+            answer = (yield from _seal(ask, pace)) or answer
+    except OutcomeUnknown:
+        raise
+    except EtcdFenceError as error:
+        if bid.doubtful:  # whatever this error is, it is no answer to the try before it
+            raise OutcomeUnknown(f"the claim of {ask.keys.task} may have been applied: {error}") from error
+        bid.in_flight = False
+        raise
+    bid.in_flight = False
+    return answer
+
+
+def _answer(bid: Bid, ask: _txns.Claim, pace: Pace) -> Flow[_txns.ClaimAnswer | None]:
     while True:
         bid.in_flight = True
         try:
@@ -199,17 +216,11 @@ def _settled_answer(bid: Bid, ask: _txns.Claim, pace: Pace) -> Flow[_txns.ClaimA
             bid.doubtful = True
             yield from pace.again(error)
         except Unavailable as error:
-            bid.in_flight = bid.doubtful
             yield from pace.again(error)
         except LeaseNotFound:
-            bid.in_flight = False
             return None
         else:
-            answer = _txns.claim_answer(ask, reply)
-            if bid.doubtful and not isinstance(answer, _txns.Won | _txns.Ran):
-                answer = (yield from _seal(ask, pace)) or answer
-            bid.in_flight = False
-            return answer
+            return _txns.claim_answer(ask, reply)
 
 
 def _seal(ask: _txns.Claim, pace: Pace) -> Flow[_txns.Ran | None]:
@@ -251,16 +262,20 @@ def _mark_lost(wish: Wish, ask: _txns.Claim, generation: int, last: KeyValue | N
         generation=last.mod_revision,
         reason=f"superseded by generation {generation}",
     )
+    # Nobody but its own worker knows whether that claim had an unanswered try; so it counts as one that had.
+    ended = before.model_copy(update={"ended": end, "doubtful": True})
     try:
-        yield from _txns.mark_lost(wish.keys, before, last.mod_revision, before.model_copy(update={"ended": end}))
+        yield from _txns.mark_lost(wish.keys, before, last.mod_revision, ended)
     except EtcdFenceError:
         return
 
 
-def acquire(bid: Bid, wish: Wish, pace: Pace, until: float | None) -> Flow[_txns.Tenure | _txns.Taken]:
+def acquire(bid: Bid, wish: Wish, patience: float, until: float | None) -> Flow[_txns.Tenure | _txns.Taken]:
     """Claim, and while somebody else owns the task wait for the owner key to go, `until` a moment on the
-    local clock (None: without limit). The watch only wakes; each claim decides anew."""
+    local clock (None: without limit). Each claim has `patience` seconds. The watch only wakes, and one that
+    breaks wakes as well: each claim decides anew."""
     while True:
+        pace = yield from pace_for(patience)
         outcome = yield from claim(bid, wish, pace)
         if isinstance(outcome, _txns.Tenure) or outcome.owner is None:
             return outcome
@@ -269,14 +284,10 @@ def acquire(bid: Bid, wish: Wish, pace: Pace, until: float | None) -> Flow[_txns
         left = LONGEST_WAIT if until is None else min(LONGEST_WAIT, until - now.clock)
         if left <= 0:
             return outcome
-        budget = pace.deadline - now.clock
         try:
             yield from WaitGone(wish.keys.owner, outcome.revision + 1, left)
-        except (Unavailable, OutcomeUnknown) as error:
-            yield from pace.again(error)
-        else:
-            now = yield from Now()
-            pace = Pace(now.clock + max(budget, 1.0))
+        except (Unavailable, OutcomeUnknown):
+            yield from Sleep(BROKEN_WATCH)
 
 
 def revoke(bid: Bid, pace: Pace) -> Flow[None]:
@@ -330,8 +341,10 @@ def renew(lanes: Sequence[Lane], epoch_key: bytes, known: Header, limit: float) 
     while batch := list(islice(remaining, READS_PER_REQUEST)):
         reads = (Range(epoch_key), *(Range(lane.tenure.guard.owner_key) for lane in batch))
         reply = yield from _txns.reading(*reads, timeout=limit)
-        if (yield from _went_back(reply, known, epoch_key, limit)):
-            return [Loss(LossReason.STORE_RESTORED) for _ in lanes]
+        if reply.header.older_than(known):
+            reply = yield from replace(_txns.reading(*reads, timeout=limit), elsewhere=True)
+            if reply.header.older_than(known):
+                return [Loss(LossReason.STORE_RESTORED) for _ in lanes]
         epoch = reply.reads[0].first
         for lane, found in zip(batch, reply.reads[1:], strict=True):
             evidence = _txns.Evidence(reply.header.revision, found.first, epoch, None, None, None)
@@ -344,39 +357,39 @@ def _outcome(
 ) -> Flow[RenewalOutcome]:
     guard = lane.tenure.guard
     if not evidence.guard_holds(guard):
-        return (yield from diagnose(lane, limit))
+        try:
+            loss = yield from diagnose(lane, limit)
+        except EtcdFenceError:
+            return Doubt.UNREACHABLE
+        if loss is not None:
+            return loss
     return Renewed(sent) if ttls.get(guard.lease_id, 0) > 0 else Doubt.NOT_RENEWED
 
 
-def _went_back(reply: TxnReply, known: Header, epoch_key: bytes, limit: float) -> Flow[bool]:
-    """Whether the store is another one than before: its cluster id changed, or its revision fell below one
-    seen earlier. Asked twice, the second time of another member where there is one, because single members
-    were seen to answer stale reads."""
-    if not _older(reply.header, known):
-        return False
-    again = yield from replace(_txns.reading(Range(epoch_key), timeout=limit), elsewhere=True)
-    return _older(again.header, known)
+def went_back(epoch_key: bytes, known: Header, limit: float) -> Flow[bool]:
+    """The second opinion on a reply that was older than what was known."""
+    reply = yield from replace(_txns.reading(Range(epoch_key), timeout=limit), elsewhere=True)
+    return reply.header.older_than(known)
 
 
-def _older(header: Header, known: Header) -> bool:
-    return known.cluster_id not in (0, header.cluster_id) or header.revision < known.revision
-
-
-def diagnose(lane: Lane, limit: float | None = None) -> Flow[Loss]:
-    """Why a tenure is over: what the keys say, and where they are silent, the etcd lease and the clock.
+def diagnose(lane: Lane, limit: float | None = None) -> Flow[Loss | None]:
+    """Why a tenure is over: what the keys say, and where they are silent, the etcd lease and the clock. None: it
+    is not, and whoever asked had been shown an old state.
 
     A lease that lives on means that the owner key alone was taken away. A lease that is gone before its TTL
     can have passed was revoked; later it may have been either, and is called expired.
     """
     tenure = lane.tenure
-    try:
-        reply = yield from _txns.reading(*tenure.evidence_reads, timeout=limit)
-        loss = _txns.loss_seen(tenure.guard, tenure.attempt.attempt, _txns.Evidence.of(reply))
-        if loss is not None:
-            return loss
-        lease = yield from TimeToLive(tenure.guard.lease_id, timeout=limit)
-    except EtcdFenceError:
-        return Loss(LossReason.GONE)
+    reply = yield from replace(_txns.reading(*tenure.evidence_reads, timeout=limit), elsewhere=True)
+    evidence = _txns.Evidence.of(reply)
+    if evidence.guard_holds(tenure.guard):
+        return None
+    loss = _txns.loss_seen(tenure.guard, tenure.attempt.attempt, evidence)
+    if loss is None and evidence.ended_by() in lane.unsettled:
+        loss = Loss(LossReason.ENDED)
+    if loss is not None:
+        return loss
+    lease = yield from TimeToLive(tenure.guard.lease_id, timeout=limit)
     if lease.ttl > 0:
         return Loss(LossReason.TAKEN_AWAY)
     now = yield from Now()

@@ -8,8 +8,8 @@ it was this commit that ended it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from etcdfence import _txns
 from etcdfence._flow import Flow
@@ -44,34 +44,33 @@ from etcdfence._requests import (
     TxnReply,
 )
 from etcdfence._states import task_state
-from etcdfence.errors import Conflict, EtcdFenceError, NotFound, OutcomeUnknown, OwnershipRefused, Unavailable
+from etcdfence._txns import Ending
+from etcdfence.errors import (
+    Conflict,
+    EtcdFenceError,
+    LeaseReleased,
+    NotFound,
+    OutcomeUnknown,
+    OwnershipRefused,
+    TaskClosed,
+    Unavailable,
+)
 from etcdfence.model import TaskDescription, TaskKey
 
-How = Literal["released", "completed", "failed"]
 KEPT = 20  # attempts, history entries and refusals that stay of each task
 SLACK = 10  # how many more may pile up before a release trims them in one go
 TRIM_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """`closes`: the task is finished for good, with this result and evidence in its record."""
-
-    how: How
-    reason: str | None = None
-    closes: Literal["completed", "failed"] | None = None
-    result: Any = None
-    evidence: Any = None
-
-
 def end(lane: Lane, ending: Ending, pace: Pace) -> Flow[None]:
-    """End the tenure, once: repeated on a lane that has ended, it does nothing.
+    """End the tenure, once. Repeating the ending that was applied does nothing, and a release is content with any
+    ending of ours; another one is refused, for it never happened.
 
     A task record that changed meanwhile (a payload submitted again, say) is read again and kept; only the
     result is ours to add.
     """
     record = lane.tenure.record
-    while not lane.ended:
+    while lane.ended is None:
         change = yield from _change(lane, ending, record)
         try:
             _, reply = yield from commit(lane, change, pace)
@@ -80,10 +79,18 @@ def end(lane: Lane, ending: Ending, pace: Pace) -> Flow[None]:
                 raise
             record = yield from _record(lane.tenure.keys, pace)
         except OwnershipRefused:
-            if not lane.ended:
+            if lane.ended is None:
                 raise
         else:
             yield from _trim_if_due(lane.tenure.keys, reply)
+    if ending.how != "released" and lane.ended != ending:
+        raise _ended_otherwise(lane.tenure.task, lane.ended)
+
+
+def _ended_otherwise(task: str, ended: Ending) -> EtcdFenceError:
+    if ended.closes:
+        return TaskClosed(task, ended.closes, ended.result)
+    return LeaseReleased(f"this attempt at {task} had already ended: {ended.how}")
 
 
 def _change(lane: Lane, ending: Ending, record: KeyValue | None) -> Flow[_txns.Change]:
@@ -109,7 +116,7 @@ def _change(lane: Lane, ending: Ending, record: KeyValue | None) -> Flow[_txns.C
             Put(keys.last, attempt),
             Put(keys.history(tenure.generation, lane.entries), history.to_bytes()),
         ),
-        ends=True,
+        ends=ending,
         reads=_txns.retention_counts(keys),
     )
     return _closing(tenure, change, ending, record, now) if ending.closes else change

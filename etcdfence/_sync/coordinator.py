@@ -12,9 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from etcdfence import _host, _timing
-from etcdfence._flow import drive
 from etcdfence._flows import fencing, leases, tasks
-from etcdfence._flows.pacing import Pace
 from etcdfence._requests import Members
 from etcdfence._sync.engine import Engine
 from etcdfence._sync.lease import EXIT_SECONDS, Lease
@@ -131,8 +129,8 @@ class Coordinator:
     def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
         bid = leases.Bid()
         try:
-            pace = Pace(_host.clock() + self._engine.patience)
-            outcome = drive(leases.acquire(bid, wish, pace, until), self._engine.host)
+            flow = leases.acquire(bid, wish, self._engine.patience, until)
+            outcome = self._engine.drive(flow, self._engine.host)
         except BaseException:
             self._withdraw(bid, wish)
             raise
@@ -205,8 +203,10 @@ class Coordinator:
             if self._engine.closing:
                 return
             self._engine.closing = True
-        self._engine.close(until)
-        self._on_close()
+        try:
+            self._engine.close(until)
+        finally:
+            self._on_close()
 
     def __enter__(self) -> Self:
         self._engine.require_open()

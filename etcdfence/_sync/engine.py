@@ -9,20 +9,22 @@ from enum import Enum
 from typing import TypeVar
 
 from etcdfence import _host
-from etcdfence._flow import Flow, drive
+from etcdfence._flow import Caller, Flow, drive
 from etcdfence._flows import fencing, leases, tasks
 from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
 from etcdfence._host import Bounded, Host
 from etcdfence._keys import Keys
 from etcdfence._renewal import Belief, Confirmed, Outcome, Renewer
+from etcdfence._requests import Header
 from etcdfence._turn import Turn
-from etcdfence._txns import Tenure
+from etcdfence._txns import Ending, Tenure
 from etcdfence.errors import Closed, EtcdFenceError, LeaseReleased, OwnershipRefused
 from etcdfence.model import Doubt, Loss, LossReason
 
 log = logging.getLogger("etcdfence")
 T = TypeVar("T")
+SECOND_OPINION = 2.0  # seconds for asking again after a reply from an older store
 
 
 class GaveBack(Enum):
@@ -38,6 +40,7 @@ class Holding:
         self.lane = Lane(tenure, tenure.granted_at)
         self.turn = Turn()
         self.belief = Belief(tenure.task, tenure.generation, tenure.granted, tenure.granted_at, _host.clock)
+        self.given_back = False  # nothing is left to do at etcd
 
 
 class Engine:
@@ -58,7 +61,35 @@ class Engine:
     def run(self, flow: Callable[[Pace], Flow[T]], seconds: float | None = None) -> T:
         """Run a flow that must have ended after so many seconds (None: the patience)."""
         pace = Pace(_host.clock() + (self.patience if seconds is None else seconds))
-        return drive(flow(pace), Bounded(self.host, pace.deadline))
+        return self.drive(flow(pace), Bounded(self.host, pace.deadline))
+
+    def drive(self, flow: Flow[T], caller: Caller) -> T:
+        """Run a flow, and look into it when a reply came from an older store than the one that was known."""
+        try:
+            return drive(flow, caller)
+        finally:
+            known = self.host.regressed
+            if known is not None:
+                self._ask_again(known)
+
+    def _ask_again(self, known: Header) -> None:
+        try:
+            bounded = Bounded(self.host, _host.clock() + SECOND_OPINION)
+            back = drive(leases.went_back(self.keys.epoch, known, SECOND_OPINION), bounded)
+        except EtcdFenceError as error:
+            log.warning("a reply came from an older store than before; asking again failed: %s", error)
+            return
+        if back:
+            self._begin_anew()
+        else:
+            self.host.regressed = None
+
+    def _begin_anew(self) -> None:
+        """The store is another one than before: every lease of the old one is over."""
+        log.warning("the store went back in time: it was restored, or replaced")
+        for holding in self.holdings():
+            holding.belief.lose(Loss(LossReason.STORE_RESTORED))
+        self.host.forget_store()
 
     # --- what is held --------------------------------------------------------------------------------------
 
@@ -83,14 +114,29 @@ class Engine:
         tenure, belief = holding.tenure, holding.belief
         if belief.released:
             raise LeaseReleased(f"generation {tenure.generation} of {tenure.task} was given back by this process")
+        self._require_same_store(holding)
+
+    def _require_same_store(self, holding: Holding) -> None:
+        tenure, belief = holding.tenure, holding.belief
         if belief.loss is not None and belief.loss.reason in (LossReason.CLOSED, LossReason.STORE_RESTORED):
             raise fencing.ownership_refused(tenure, belief.loss)
 
-    def commit(self, holding: Holding, flow: Callable[[Lane, Pace], Flow[T]], seconds: float | None = None) -> T:
+    def commit(
+        self,
+        holding: Holding,
+        flow: Callable[[Lane, Pace], Flow[T]],
+        seconds: float | None = None,
+        *,
+        even_released: bool = False,
+    ) -> T:
         """Run a flow of this tenure's lane when it is its turn, and believe a refusal."""
         self.host.require_usable()
         with holding.turn.take(self.patience if seconds is None else seconds):
-            self.require_live(holding)
+            if even_released:
+                self._require_same_store(holding)
+            else:
+                self.require_live(holding)
+            holding.lane.over = holding.lane.over or holding.belief.loss is not None
             try:
                 return self.run(lambda pace: flow(holding.lane, pace), seconds)
             except OwnershipRefused as refused:
@@ -116,9 +162,11 @@ class Engine:
         for holding in held:
             holding.belief.lose(Loss(LossReason.CLOSED))
         self.renewer.close()
-        for holding in held:
-            self._give_back(holding, until)
-        self.host.close()
+        try:
+            for holding in held:
+                self._give_back(holding, until)
+        finally:
+            self.host.close()
 
     def _give_back(self, holding: Holding, until: float) -> None:
         left = until - _host.clock()
@@ -126,7 +174,7 @@ class Engine:
             return
         try:
             with holding.turn.take(left):
-                ending = tasks.Ending("released", "closed")
+                ending = Ending("released", "closed")
                 self.run(lambda pace: tasks.end(holding.lane, ending, pace), left)
         except EtcdFenceError as error:
             log.info("%s could not be released: %s", holding.tenure.task, error)
@@ -139,14 +187,8 @@ class Engine:
             holdings = [self._holdings.get(belief) for belief in beliefs]
         lanes = [holding.lane if holding else None for holding in holdings]
         present = [lane for lane in lanes if lane is not None]
-        found = iter(drive(leases.renew(present, self.keys.epoch, self.host.seen, limit), self.host))
-        outcomes = [Doubt.NOT_RENEWED if lane is None else _outcome(lane, next(found)) for lane in lanes]
-        restored = Loss(LossReason.STORE_RESTORED)
-        if restored in outcomes:
-            for holding in self.holdings():
-                holding.belief.lose(restored)
-            self.host.forget_store()
-        return outcomes
+        found = iter(self.drive(leases.renew(present, self.keys.epoch, self.host.seen, limit), self.host))
+        return [Doubt.NOT_RENEWED if lane is None else _outcome(lane, next(found)) for lane in lanes]
 
 
 def _outcome(lane: Lane, found: leases.RenewalOutcome) -> Outcome:

@@ -16,7 +16,7 @@ from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
 from etcdfence._records import TaskRecord, read
 from etcdfence._sync.engine import Engine, GaveBack, Holding
-from etcdfence._txns import Tenure
+from etcdfence._txns import Ending, Tenure
 from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, Unavailable, Unverified
 from etcdfence.model import (
     Absent,
@@ -37,6 +37,18 @@ log.addHandler(logging.NullHandler())  # a library prints nothing unless its use
 T = TypeVar("T")
 
 EXIT_SECONDS = 1.5  # for giving back when the interpreter ends, or a block is left by Ctrl-C
+
+
+def _about(lease: Lease, callback: Callable[[Lease, Any], None]) -> Callable[[Any], None]:
+    """A callback about a lease that does not keep the lease alive: renewal must not go on for nobody."""
+    reference = weakref.ref(lease)
+
+    def tell(what: Any) -> None:
+        present = reference()
+        if present is not None:
+            callback(present, what)
+
+    return tell
 
 
 def _dropped(engine: Engine, holding: Holding) -> None:
@@ -66,11 +78,10 @@ class Lease:
     ) -> None:
         self._engine, self._tenure, self._holding = engine, tenure, Holding(tenure)
         self._belief = self._holding.belief
-        # Only a callback makes the belief, which the renewal thread holds, refer back to the handle.
         if on_lost is not None:
-            self._belief.on_loss = lambda loss: on_lost(self, loss)
+            self._belief.on_loss = _about(self, on_lost)
         if on_unverified is not None:
-            self._belief.on_doubt = lambda doubt: on_unverified(self, doubt)
+            self._belief.on_doubt = _about(self, on_unverified)
         engine.enter(self._holding)
         weakref.finalize(self, _dropped, engine, self._holding).atexit = False
 
@@ -161,7 +172,7 @@ class Lease:
         action everything may change, which is what guards and fenced writes are for.
         """
         self._engine.require_live(self._holding)
-        loss = self._engine.run(lambda pace: leases.check(self._holding.lane, pace))
+        loss = self._engine.run(lambda pace: leases.check(self._holding.lane, pace)) or self._belief.loss
         if loss is not None:
             self._belief.lose(loss)
             raise fencing.ownership_refused(self._tenure, loss)
@@ -215,7 +226,12 @@ class Lease:
         write_id = unknown.write_id
         if write_id is None:
             raise Misuse("this error is not about a fenced write; repeat the call that raised it")
-        return self._commit(lambda lane, pace: fencing.settle(lane, write_id, pace))
+        fate = self._holding.lane.fates.get(write_id)
+        if fate is not None:
+            return fate.verdict
+        return self._engine.commit(
+            self._holding, lambda lane, pace: fencing.settle(lane, write_id, pace), even_released=True
+        )
 
     def _commit(self, flow: Callable[[Lane, Pace], Flow[T]], seconds: float | None = None) -> T:
         return self._engine.commit(self._holding, flow, seconds)
@@ -229,7 +245,7 @@ class Lease:
         """
         self._require_task("complete")
         self._end(
-            tasks.Ending(
+            Ending(
                 "completed",
                 closes="completed",
                 result=checked_document(result, "a result"),
@@ -242,14 +258,18 @@ class Lease:
         checked_name(reason, "a reason")
         if not retry:
             self._require_task("fail(retry=False)")
-        self._end(tasks.Ending("failed", reason, closes=None if retry else "failed"))
+        self._end(Ending("failed", reason, closes=None if retry else "failed"))
 
     def _require_task(self, call: str) -> None:
         if ":" not in self._tenure.keys.segment:
             raise Misuse(f"{call} closes a task for good; {self.task!r} is a plain lock, which never closes")
 
-    def _end(self, ending: tasks.Ending) -> None:
-        self._commit(lambda lane, pace: tasks.end(lane, ending, pace))
+    def _end(self, ending: Ending) -> None:
+        self._belief.ending = True
+        try:
+            self._commit(lambda lane, pace: tasks.end(lane, ending, pace))
+        finally:
+            self._belief.ending = False
         self._finish()
 
     def release(self) -> None:
@@ -261,11 +281,15 @@ class Lease:
 
     def _release(self, seconds: float | None) -> None:
         self._engine.host.require_usable()
-        if self._belief.released:
+        if self._holding.given_back:
             return
+        self._belief.ending = True  # and stays so: nothing renews this lease any more
         self._engine.renewer.remove(self._belief)
         try:
-            self._commit(lambda lane, pace: tasks.end(lane, tasks.Ending("released"), pace), seconds)
+            released = Ending("released")
+            self._engine.commit(
+                self._holding, lambda lane, pace: tasks.end(lane, released, pace), seconds, even_released=True
+            )
         except (Unavailable, OutcomeUnknown):
             if self._finish(0.5) is GaveBack.NO:
                 raise
@@ -279,12 +303,18 @@ class Lease:
         """Stop renewing and say nothing: the task becomes free when the TTL has passed. For a caller that
         cannot vouch that its work has stopped."""
         self._engine.host.require_usable()
+        self._stop()
+        self._holding.given_back = True
+
+    def _stop(self) -> None:
         self._belief.release()
         self._engine.leave(self._holding)
 
     def _finish(self, seconds: float = 1.0) -> GaveBack:
-        self.abandon()
-        return self._engine.revoke(self._tenure, seconds)
+        self._stop()
+        outcome = self._engine.revoke(self._tenure, seconds)
+        self._holding.given_back = outcome is GaveBack.YES or self._holding.lane.ended is not None
+        return outcome
 
     def __enter__(self) -> Self:
         self._engine.require_live(self._holding)

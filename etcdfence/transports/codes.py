@@ -31,7 +31,6 @@ TABLE: Final[tuple[Row, ...]] = (
     ("RESOURCE_EXHAUSTED", "grpc: received message larger than max", TooLarge),
     ("INVALID_ARGUMENT", "revision of auth store is old", PermissionDenied),
     ("INVALID_ARGUMENT", "user name is empty", PermissionDenied),
-    ("INVALID_ARGUMENT", "authentication is not enabled", PermissionDenied),
     ("INVALID_ARGUMENT", "key is not provided", Misuse),
     ("INVALID_ARGUMENT", "value is provided", Misuse),
     ("INVALID_ARGUMENT", "lease is provided", Misuse),
@@ -46,6 +45,7 @@ TABLE: Final[tuple[Row, ...]] = (
     ("UNKNOWN", "not a primary lessor", Unavailable),
     ("DATA_LOSS", "corrupt cluster", Unavailable),
     ("FAILED_PRECONDITION", "not capable", Unavailable),
+    ("UNAVAILABLE", "not capable", Unavailable),
     ("UNAVAILABLE", "not supported for learner", Unavailable),
     ("FAILED_PRECONDITION", "not supported for learner", Unavailable),
     # refused whole while being applied

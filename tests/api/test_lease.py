@@ -559,7 +559,7 @@ def test_ttl_is_whole_seconds(silent: Any, ttl: Any) -> None:
 
 
 @pytest.mark.req("bad-input")
-@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), "1", True])
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), 1e10, "1", True])
 def test_wait_is_seconds(silent: Any, wait: Any) -> None:
     coordinator, _ = silent
     with pytest.raises(Misuse, match="wait"):
@@ -590,6 +590,8 @@ def test_values_and_expectations(silent: Any) -> None:
     for value in (None, 7, ["a"], object()):
         with pytest.raises(Misuse, match="bytes or text"):
             lease.put("k", value)
+    with pytest.raises(Misuse, match="Unicode"):
+        lease.put("k", "\ud800")
     for expect in (0, -1, "5", True, 1.0, float("nan"), ""):
         with pytest.raises(Misuse):
             lease.put("k", "v", expect=expect)
@@ -610,7 +612,13 @@ def test_values_and_expectations(silent: Any) -> None:
 @pytest.mark.req("bad-input")
 def test_results_are_json_and_evidence_is_more_than_a_message(silent: Any) -> None:
     _, lease = silent
-    for result in (float("nan"), {1, 2}, object()):
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    shallower: list[Any] = []
+    for _ in range(230):
+        shallower = [shallower]
+    for result in (float("nan"), {1, 2}, object(), "\ud800", deep, shallower):
         with pytest.raises(Misuse, match="JSON"):
             lease.complete(result, {"revision": 1})
     for evidence in ("I did it", {}, None, []):

@@ -104,6 +104,59 @@ def test_a_store_that_went_back_ends_every_lease() -> None:
 
 
 @pytest.mark.server
+@pytest.mark.req("restore", "promise-5")
+def test_a_handle_that_was_lost_stays_lost_in_a_restored_store() -> None:
+    """The snapshot is from the time when the handle owned: its guard and its marker would hold there again."""
+    with Restorable() as etcd:
+        coordinator = etcdfence.connect(etcd.endpoint, namespace="n")
+        coordinator._engine.renewer.close()  # only its own calls meet the store
+        lease = coordinator.acquire("job", ttl=60)
+        lease.put("k", "before")
+        saved = etcd.save()
+        raw = Raw(etcd.endpoint)
+        raw.delete(lease._tenure.keys.owner)
+        with etcdfence.connect(etcd.endpoint, namespace="n") as other, other.acquire("job") as successor:
+            successor.put("k", "successor")
+            with pytest.raises(etcdfence.Superseded):
+                lease.put("k", "stale")
+        etcd.restore(saved)
+        for _ in range(2):
+            with pytest.raises((LeaseLost, etcdfence.Superseded)):
+                lease.put("k", "back from the dead")
+        assert coordinator.get("k").value == b"before"
+        raw.close()
+        coordinator.close(1.0)
+
+
+@pytest.mark.server
+@pytest.mark.req("restore", "promise-5")
+def test_any_answer_of_a_restored_store_ends_the_leases_at_once() -> None:
+    """Not only a renewal notices; and a lease taken from the restored store is not blamed for it."""
+    with Restorable() as etcd:
+        coordinator = etcdfence.connect(etcd.endpoint, namespace="n")
+        coordinator._engine.renewer.close()
+        lease = coordinator.acquire("job", ttl=60)
+        saved = etcd.save()
+        for n in range(5):
+            lease.put("k", str(n))
+        etcd.restore(saved)
+        with pytest.raises(LeaseLost) as lost:
+            lease.check()
+        assert lost.value.loss.reason is LossReason.STORE_RESTORED
+        coordinator.close(1.0)
+
+        unburdened = etcdfence.connect(etcd.endpoint, namespace="n")
+        for _ in range(20):
+            unburdened.acquire("other").release()
+        etcd.restore(saved)
+        fresh = unburdened.acquire("a third", ttl=2)
+        renewed = fresh._belief.renewed_at
+        eventually("renewed", lambda: fresh._belief.renewed_at > renewed + 1)
+        assert fresh.loss is None
+        unburdened.close(1.0)
+
+
+@pytest.mark.server
 @pytest.mark.field(29)
 @pytest.mark.req("promise-4")
 def test_database_space_exceeded_is_unknown_and_is_settled_later() -> None:
