@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from . import output, views
-from .options import Context, Endpoints, Format, Namespace, Output, connected
+from .options import Context, Endpoints, Format, Namespace, Output, connected, end_in_order
 
 Port = Annotated[int, typer.Option(help="port on 127.0.0.1; 0 takes a free one", min=0, max=65535)]
 DataDir = Annotated[
@@ -50,8 +49,7 @@ def dev(port: Port = 2379, data_dir: DataDir = None) -> None:
     """Run a private etcd on loopback until Ctrl-C. For development: it may be an old release."""
     from etcdfence.server import LocalEtcd
 
-    for ending in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
-        signal.signal(ending, signal.default_int_handler)
+    end_in_order()
     with LocalEtcd(port=port or None, data_dir=data_dir) as server:
         output.say(server.endpoint)
         output.note(f"{server.binary} with its data in {server.data_dir}; Ctrl-C ends it. In another terminal:")

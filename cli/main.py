@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -72,6 +73,9 @@ def main() -> None:
     """The console command `etcdfence`."""
     from etcdfence.errors import EtcdFenceError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows fewer letters than we print
     try:
         app()
     except EtcdFenceError as error:
@@ -83,6 +87,9 @@ def main() -> None:
     except BrokenPipeError:
         # Whoever read our output has gone; keep Python from complaining about it once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        output.note(f"etcdfence: {error}")
         sys.exit(1)
 
 

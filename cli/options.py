@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,8 +43,20 @@ Context = Annotated[
     ),
 ]
 Output = Annotated[Format, typer.Option("--output", "-o", help="how to print it")]
-Task = Annotated[str, typer.Argument(help="a lock's name, or operation:scope:vN", metavar="TASK")]
+Task = Annotated[
+    str,
+    typer.Argument(
+        help="a lock's name, or operation:scope:vN (a lock that looks like this: --lock)", metavar="TASK"
+    ),
+]
 Lock = Annotated[bool, typer.Option("--lock", help="take TASK as a lock's name, whatever it looks like")]
+
+
+def end_in_order() -> None:
+    """For commands that start processes: whatever tells us to end, end as by Ctrl-C and clean up. Also where a
+    shell started us with SIGINT ignored."""
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)
 
 
 def connected(endpoints: str | None, namespace: str | None, context: str | None) -> Coordinator:

@@ -105,7 +105,7 @@ def _cell(value: object, unit: str | None = None) -> str:
     if value is None or value == "" or value == [] or value == ():
         return "-"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_cell(one)}" for key, one in value.items() if one is not None)
+        return ", ".join(f"{printable(str(key))}={_cell(one)}" for key, one in value.items() if one is not None)
     if isinstance(value, list | tuple):
         return "; ".join(map(_cell, value))
     return printable(f"{value} {unit}" if unit else str(value))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from . import output
-from .options import Context, Endpoints
+from .options import Context, Endpoints, end_in_order
 
 app = typer.Typer(no_args_is_help=True, help="Rehearsals: act out a failure with real processes and a real etcd.")
 WithoutFence = Annotated[
@@ -36,6 +36,7 @@ def gc_pause(
     from etcdfence import config
     from etcdfence.rehearsals.gc_pause import run
 
+    end_in_order()
     settings = config.load(endpoints=endpoints, context=context)
     chosen = ("embedded:",) if settings.sources["endpoints"] == "default" else settings.endpoints
     outcome = run(output.say, endpoints=chosen, ttl=ttl, fenced=not without_fence)

@@ -95,7 +95,7 @@ def over(
     except BaseException:
         transport.close()
         raise
-    return Coordinator(Engine(host, keys, seconds), epoch, identity, on_close)
+    return Coordinator(Engine(host, keys, seconds, on_close), epoch, identity)
 
 
 def _longer_than_zero(value: object, what: str) -> float:

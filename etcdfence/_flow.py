@@ -25,6 +25,9 @@ class Transport(Protocol):
 
     def call(self, request: Request[T], within: float) -> T: ...
 
+    def interrupt(self) -> None:
+        """End waits that are under way, and refuse new ones, with Closed."""
+
     def close(self) -> None: ...
 
 

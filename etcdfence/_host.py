@@ -34,12 +34,16 @@ def wall() -> str:
 
 
 class Bounded:
-    """A host for one call that must have ended by a certain moment of the local clock."""
+    """A host for one call that must have ended by a certain moment of the local clock. `closing`: it gives
+    something back, and goes on trying when other calls are being ended."""
 
-    def __init__(self, host: Host, until: float) -> None:
-        self._host, self._until = host, until
+    def __init__(self, host: Host, until: float, *, closing: bool = False) -> None:
+        self._host, self._until, self._closing = host, until, closing
 
     def call(self, request: Request[T]) -> T:
+        if self._closing and isinstance(request, Sleep):
+            time.sleep(request.seconds)
+            return cast("T", None)
         return self._host.call(request, self._until)
 
 
@@ -50,6 +54,7 @@ class Host:
         self._transport, self._timeout = transport, request_timeout
         self._pid = os.getpid()
         self._closed = threading.Event()
+        self._interrupted = threading.Event()
         self._seen = NOTHING_SEEN
         self._store = 0  # which store `_seen` is about: counts the times we began anew with another
         self.regressed: Header | None = None  # what was known before a reply that was older than it
@@ -99,8 +104,14 @@ class Host:
             self._seen, self.regressed = NOTHING_SEEN, None
             self._store += 1
 
+    def interrupt(self) -> None:
+        """End every wait and every pause between tries with Closed; requests still go through."""
+        self._interrupted.set()
+        self._transport.interrupt()
+
     def close(self) -> None:
         self._closed.set()
+        self._interrupted.set()
         if not self.forked:
             self._transport.close()
 
@@ -115,5 +126,5 @@ class Host:
 
     def _sleep(self, request: Sleep) -> None:
         spread = request.seconds * secrets.randbelow(1000) / 2000
-        if self._closed.wait(request.seconds + spread):
+        if self._interrupted.wait(request.seconds + spread):
             raise Closed("this coordinator was closed while a call was waiting to try again")

@@ -8,10 +8,12 @@ Callbacks run in threads of their own, so that none can keep another lease from 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from etcdfence import _timing
 from etcdfence.errors import EtcdFenceError, PermissionDenied
@@ -29,6 +31,7 @@ class Confirmed:
 
 
 Outcome = Confirmed | Doubt | Loss
+IDLE = 2.0  # seconds without a lease after which the thread ends
 
 
 class Belief:
@@ -91,10 +94,10 @@ class Belief:
                 return
             told = Loss(loss.reason, loss.current, self._renewed_wall)
             self._loss = told
-        level = logging.INFO if told.reason is LossReason.CLOSED else logging.WARNING
-        log.log(level, "lost %s, generation %s: %s", self.task, self.generation, told.reason)
         self.lost.set()
         _tell(self.on_loss, told)
+        level = logging.INFO if told.reason is LossReason.CLOSED else logging.WARNING
+        log.log(level, "lost %s, generation %s: %s", self.task, self.generation, told.reason)
 
     def apply(self, outcome: Outcome) -> None:
         match outcome:
@@ -130,19 +133,28 @@ class Belief:
                 return
             self.doubt_told = True
         doubt = self.doubt or Doubt.UNREACHABLE
-        log.warning("%s, generation %s, is unverified: %s", self.task, self.generation, doubt)
         _tell(self.on_doubt, doubt)
+        log.warning("%s, generation %s, is unverified: %s", self.task, self.generation, doubt)
 
 
 def _tell(callback: Callable[..., None] | None, *arguments: object) -> None:
-    if callback is not None:
+    if callback is None:
+        return
+    try:
         threading.Thread(target=callback, args=arguments, name="etcdfence-callback", daemon=True).start()
+    except RuntimeError as error:  # the interpreter is ending, or the machine is out of threads
+        log.warning("a callback could not be called: %s", error)
 
 
 def doubt_from(error: Exception) -> Doubt:
     if isinstance(error, PermissionDenied):
         return Doubt.CREDENTIALS_REFUSED
     return Doubt.UNREACHABLE if isinstance(error, EtcdFenceError) else Doubt.INTERNAL_ERROR
+
+
+class Work(Enum):
+    GOES_ON = "there are leases to renew"
+    DONE = "closed, or nothing was held for a while; the next lease starts a new thread"
 
 
 class Renewer:
@@ -161,6 +173,8 @@ class Renewer:
     def add(self, lease: Belief) -> None:
         with self._changed:
             self._leases.append(lease)
+            if self._closed:
+                return
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="etcdfence-renewal", daemon=True)
                 self._thread.start()
@@ -169,27 +183,43 @@ class Renewer:
     def remove(self, lease: Belief) -> None:
         """After this no new renewal of the lease begins; one that is under way may still be answered."""
         with self._changed:
-            if lease in self._leases:
-                self._leases.remove(lease)
+            self._leases = [one for one in self._leases if one is not lease]
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            self._leases.clear()
+            self._leases = []
             self._changed.notify()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                if self._closed:
+            try:
+                if self._step() is Work.DONE:
                     return
-                self._leases = [lease for lease in self._leases if not lease.over]
-                now = self._clock()
-                if not any(lease.next_event() <= now for lease in self._leases):
-                    self._changed.wait(self._pause(now))
-                    continue
-                leases = list(self._leases)
-            self._serve(leases, now)
+            except Exception:  # noqa: BLE001 - a handler of the user's logging, say; no lease may suffer for it
+                self._stumbled()
+
+    def _step(self) -> Work:
+        with self._changed:
+            self._leases = [lease for lease in self._leases if not lease.over]
+            if self._closed or (not self._leases and not self._changed.wait_for(self._wanted, IDLE)):
+                self._thread = None
+                return Work.DONE
+            leases, now = self._leases, self._clock()
+            if not any(lease.next_event() <= now for lease in leases):
+                self._changed.wait(self._pause(now))
+                return Work.GOES_ON
+        self._serve(leases, now)
+        return Work.GOES_ON
+
+    def _wanted(self) -> bool:
+        return self._closed or bool(self._leases)
+
+    def _stumbled(self) -> None:
+        with self._changed:
+            self._changed.wait(IDLE / 10)  # whatever it was, do not repeat it in a tight circle
+        with contextlib.suppress(Exception):  # it may have been the logging itself
+            log.exception("the renewal thread stumbled and goes on")
 
     def _pause(self, now: float) -> float | None:
         events = [lease.next_event() for lease in self._leases]

@@ -75,10 +75,10 @@ def backoff(tries: int) -> float:
 
 def standing(now: float, deadline: float, loss: Loss | None, released: bool) -> Standing:
     """Computed whenever it is asked for, so that a renewal thread that died cannot keep a lease `held`."""
-    if released:
-        return Standing.RELEASED
     if loss is not None:
         return Standing.LOST
+    if released:
+        return Standing.RELEASED
     return Standing.HELD if now < deadline else Standing.UNVERIFIED
 
 

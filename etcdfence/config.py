@@ -56,9 +56,9 @@ def load(
 
     def choose(name: str, argument: object, variables: tuple[str, ...], default: object) -> None:
         candidates = [("argument", argument)]
-        candidates += [(f"${variable}", environ.get(variable)) for variable in variables]
+        candidates += [(f"${variable}", environ.get(variable) or None) for variable in variables]
         candidates += [(where, stored.get(name)), ("default", default)]
-        sources[name], chosen[name] = next(found for found in candidates if found[1] not in (None, "", []))
+        sources[name], chosen[name] = next(found for found in candidates if found[1] is not None)
 
     choose("endpoints", endpoints, ("ETCDFENCE_ENDPOINTS", "ETCDCTL_ENDPOINTS"), DEFAULT_ENDPOINTS)
     choose("namespace", namespace, ("ETCDFENCE_NAMESPACE",), DEFAULT_NAMESPACE)
@@ -67,6 +67,8 @@ def load(
     for name in ("namespace", "data_prefix", "transport"):
         if not isinstance(chosen[name], str):
             raise Misuse(f"{name} (from {sources[name]}) must be text, not {chosen[name]!r}")
+    if not chosen["namespace"]:
+        raise Misuse(f"namespace (from {sources['namespace']}) must not be empty")
     if chosen["transport"] != "grpc":
         raise Misuse(f"transport {chosen['transport']!r} (from {sources['transport']}) is unknown; use 'grpc'")
     return Settings(
@@ -80,25 +82,31 @@ def load(
 
 def _endpoints(value: object, source: str) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, Sequence) or not all(isinstance(part, str) and part.strip() for part in parts):
+    if (
+        not isinstance(parts, Sequence)
+        or not parts
+        or not all(isinstance(part, str) and part.strip() for part in parts)
+    ):
         raise Misuse(f"endpoints (from {source}) must be text such as http://127.0.0.1:2379, not {value!r}")
     return tuple(part.strip() for part in parts)
 
 
 def _context(name: str | None, environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     path = Path(environ.get("ETCDFENCE_CONFIG") or _default_path(environ))
-    if not path.is_file():
-        if name or environ.get("ETCDFENCE_CONFIG"):
-            raise Misuse(f"there is no configuration file {path}")
-        return {}, str(path)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except FileNotFoundError as error:
+        if name or environ.get("ETCDFENCE_CONFIG"):
+            raise Misuse(f"there is no configuration file {path}") from error
+        return {}, str(path)
+    except (tomllib.TOMLDecodeError, ValueError, OSError) as error:
         raise Misuse(f"{path} cannot be read: {error}") from error
     contexts = document.get("contexts", {})
     name = name or document.get("current")
     if name is None:
         return {}, str(path)
+    if not isinstance(name, str):
+        raise Misuse(f"{path}: current must name a context, not {name!r}")
     if not isinstance(contexts, dict):
         raise Misuse(f"{path}: contexts must be tables such as [contexts.{name}], not {contexts!r}")
     if not isinstance(contexts.get(name), dict):
@@ -110,5 +118,5 @@ def _context(name: str | None, environ: Mapping[str, str]) -> tuple[dict[str, An
 
 
 def _default_path(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    base = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(base) / "etcdfence" / "config.toml"

@@ -63,7 +63,7 @@ class TaskKey:
     @classmethod
     def parse(cls, text: str) -> TaskKey:
         """The inverse of str(); Misuse where the text is not `operation:scope:vN`."""
-        match = _KEY_TEXT.fullmatch(text)
+        match = _KEY_TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise Misuse(f"{text!r} is not of the form operation:scope:vN")
         return cls(unquote(match[1]), unquote(match[2]), int(match[3]))

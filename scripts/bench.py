@@ -39,6 +39,9 @@ class Counting:
             self.last = request
         return self.wire.call(request, within)
 
+    def interrupt(self) -> None:
+        self.wire.interrupt()
+
     def close(self) -> None:
         self.wire.close()
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from etcdfence import _txns
 from etcdfence._flow import Flow
-from etcdfence._flows import leases
 from etcdfence._flows.fencing import Lane, commit
 from etcdfence._flows.pacing import Pace, pace_for
 from etcdfence._keys import Keys, TaskKeys, parse_segment
@@ -21,6 +20,7 @@ from etcdfence._records import (
     AttemptRecord,
     ClosedRecord,
     End,
+    EpochRecord,
     HistoryRecord,
     Record,
     RefusalRecord,
@@ -256,7 +256,7 @@ def describe(keys: Keys, task: TaskKeys, pace: Pace) -> Flow[TaskDescription]:
     basis = _basis(task, owner, last, closed, trouble)
     return replace(
         basis,
-        epoch=leases.epoch_from(epoch).number if epoch else 0,
+        epoch=_epoch_number(epoch, trouble),
         revision=reply.header.revision,
         expires_in=(yield from _expires_in(owner)),
         attempts=tuple(one.view() for one in attempts),
@@ -305,6 +305,22 @@ def _readable(kind: type[R], found: RangeReply, trouble: list[str]) -> list[R]:
     return [record for record in records if not isinstance(record, Unreadable)]
 
 
+def _epoch_number(epoch: KeyValue | None, trouble: list[str]) -> int:
+    """Zero where there is none, or none that can be read: that must not stop a listing."""
+    record = read(EpochRecord, epoch) if epoch else None
+    if isinstance(record, Unreadable):
+        trouble.append(str(record))
+    return record.number if isinstance(record, EpochRecord) else 0
+
+
+def _task_of(keys: Keys, segment: str) -> TaskKeys | None:
+    try:
+        task = keys.task(parse_segment(segment))
+    except EtcdFenceError:
+        return None
+    return task if task.segment == segment else None
+
+
 def _expires_in(owner: KeyValue | None) -> Flow[int | None]:
     if owner is None or not owner.lease:
         return None
@@ -327,15 +343,14 @@ def tasks(keys: Keys, pace: Pace, *, owned_only: bool = False) -> Flow[list[Task
     described: list[TaskDescription] = []
     for segment in sorted(found):
         parts = found[segment]
-        try:
-            task = keys.task(parse_segment(segment))
-        except EtcdFenceError:
+        task = _task_of(keys, segment)
+        if task is None:
             continue  # somebody's own key below our prefix; `describe` of a real name never meets it
         basis = _basis(task, parts.get("owner"), parts.get("last"), parts.get("closed"), [])
         described.append(
             replace(
                 basis,
-                epoch=leases.epoch_from(epoch).number if epoch else 0,
+                epoch=_epoch_number(epoch, []),
                 revision=reply.header.revision,
                 expires_in=(yield from _expires_in(parts.get("owner"))),
             )

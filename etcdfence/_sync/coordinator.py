@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,10 +12,10 @@ from typing import Self
 from etcdfence import _host, _timing
 from etcdfence._flows import fencing, leases, tasks
 from etcdfence._requests import Members
-from etcdfence._sync.engine import Engine
-from etcdfence._sync.lease import EXIT_SECONDS, Lease
+from etcdfence._sync.engine import EXIT_SECONDS, Engine
+from etcdfence._sync.lease import Lease
 from etcdfence._txns import Tenure
-from etcdfence.errors import EtcdFenceError, Held
+from etcdfence.errors import EtcdFenceError, Held, Misuse
 from etcdfence.model import (
     Doubt,
     Entry,
@@ -48,16 +46,8 @@ class Coordinator:
     as a context manager. `patience` (seconds) is how long a call keeps trying before it raises Unavailable or
     OutcomeUnknown."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        epoch: leases.Epoch,
-        identity: Identity,
-        on_close: Callable[[], None],
-    ) -> None:
-        self._engine, self._epoch, self._identity, self._on_close = engine, epoch, identity, on_close
-        self._closing = threading.Lock()
-        _open.add(self)
+    def __init__(self, engine: Engine, epoch: leases.Epoch, identity: Identity) -> None:
+        self._engine, self._epoch, self._identity = engine, epoch, identity
 
     @property
     def namespace(self) -> str:
@@ -111,6 +101,9 @@ class Coordinator:
         on_unverified: Callable[[Lease, Doubt], None] | None,
     ) -> Lease:
         self._engine.require_open()
+        for callback, name in ((on_lost, "on_lost"), (on_unverified, "on_unverified")):
+            if callback is not None and not callable(callback):
+                raise Misuse(f"{name} must be a function of two arguments, not {callback!r}")
         wish = leases.Wish(
             keys=self._engine.keys.task(task),
             holder=self._identity.holder if holder is None else checked_name(holder, "holder"),
@@ -120,11 +113,8 @@ class Coordinator:
             epoch=self._epoch,
         )
         until = None if wait is None else _host.clock() + wait
-        lease = Lease(self._engine, self._own(wish, until), on_lost, on_unverified)
-        if self._engine.closing:  # it was closed while we claimed, and has not seen this lease
-            lease.abandon()
-            self._engine.require_open()
-        return lease
+        with self._engine.acquiring():
+            return Lease(self._engine, self._own(wish, until), on_lost, on_unverified)
 
     def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
         bid = leases.Bid()
@@ -155,7 +145,7 @@ class Coordinator:
 
         def undo(seconds: float) -> None:
             try:
-                self._engine.run(lambda pace: leases.withdraw(bid, pace), seconds)
+                self._engine.finish(lambda pace: leases.withdraw(bid, pace), seconds)
             except EtcdFenceError as error:
                 log.info("an abandoned claim of %s is not undone yet: %s", wish.keys.task, error)
 
@@ -198,15 +188,7 @@ class Coordinator:
         """
         if self._engine.host.forked:
             return
-        until = _host.clock() + _timing.checked_seconds(timeout, "timeout")
-        with self._closing:
-            if self._engine.closing:
-                return
-            self._engine.closing = True
-        try:
-            self._engine.close(until)
-        finally:
-            self._on_close()
+        self._engine.close(_host.clock() + _timing.checked_seconds(timeout, "timeout"))
 
     def __enter__(self) -> Self:
         self._engine.require_open()
@@ -215,17 +197,7 @@ class Coordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(CLOSE_SECONDS if error is None else EXIT_SECONDS)
 
     def __repr__(self) -> str:
         return f"<Coordinator namespace={self.namespace!r}{' closed' if self._engine.closing else ''}>"
-
-
-_open: weakref.WeakSet[Coordinator] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A process that ends normally gives its leases back; its threads are gone, so nobody works under them."""
-    for coordinator in list(_open):
-        coordinator.close(EXIT_SECONDS)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import queue
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import TypeVar
 
@@ -23,13 +27,31 @@ from etcdfence.errors import Closed, EtcdFenceError, LeaseReleased, OwnershipRef
 from etcdfence.model import Doubt, Loss, LossReason
 
 log = logging.getLogger("etcdfence")
+log.addHandler(logging.NullHandler())  # a library prints nothing unless its user asks for it
 T = TypeVar("T")
+EXIT_SECONDS = 1.5  # for giving back when the interpreter ends, or a block is left by an exception
 SECOND_OPINION = 2.0  # seconds for asking again after a reply from an older store
 
 
 class GaveBack(Enum):
     YES = "etcd has revoked the lease"
     NO = "etcd did not answer; the lease ends with its TTL"
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A process that ends normally gives its leases back; its threads are gone, so nobody works under them."""
+    until = _host.clock() + EXIT_SECONDS
+    for engine in list(_engines):
+        if engine.host.forked:
+            continue
+        try:
+            engine.close(until)
+        except Exception:  # the others must be closed all the same
+            log.exception("a coordinator could not be closed")
 
 
 class Holding:
@@ -46,12 +68,17 @@ class Holding:
 class Engine:
     """`patience` (seconds) is how long one call keeps trying."""
 
-    def __init__(self, host: Host, keys: Keys, patience: float) -> None:
-        self.host, self.keys, self.patience = host, keys, patience
-        self.closing = False
-        self._lock = threading.RLock()
+    def __init__(self, host: Host, keys: Keys, patience: float, on_close: Callable[[], None]) -> None:
+        self.host, self.keys, self.patience, self._on_close = host, keys, patience, on_close
+        self.closing = self.closed = False
+        self._lock = threading.Lock()
         self._holdings: dict[Belief, Holding] = {}
+        self._dropped: queue.SimpleQueue[Holding] = queue.SimpleQueue()
+        self._acquiring = 0
+        self._acquired = threading.Condition()
+        self._one_closes = threading.Lock()
         self.renewer = Renewer(self._renew, _host.clock)
+        _engines.add(self)
 
     def require_open(self) -> None:
         self.host.require_usable()
@@ -93,6 +120,20 @@ class Engine:
 
     # --- what is held --------------------------------------------------------------------------------------
 
+    @contextmanager
+    def acquiring(self) -> Iterator[None]:
+        """Around everything between the first request of an acquire and the lease being known here; closing waits
+        for it."""
+        with self._acquired:
+            self.require_open()
+            self._acquiring += 1
+        try:
+            yield
+        finally:
+            with self._acquired:
+                self._acquiring -= 1
+                self._acquired.notify_all()
+
     def enter(self, holding: Holding) -> None:
         with self._lock:
             self._holdings[holding.belief] = holding
@@ -103,7 +144,20 @@ class Engine:
         with self._lock:
             self._holdings.pop(holding.belief, None)
 
+    def drop(self, holding: Holding) -> None:
+        """Called by a finaliser, which runs anywhere and at any time: it only leaves a note. Renewal ends now, as
+        that of any released lease; the rest is done when somebody next looks at the holdings."""
+        holding.belief.released = True
+        self._dropped.put(holding)
+
     def holdings(self) -> list[Holding]:
+        while not self._dropped.empty():
+            holding = self._dropped.get()
+            if holding.belief.loss is None:
+                log.warning(
+                    "a lease on %s was dropped without release(); it ends with its TTL", holding.tenure.task
+                )
+            self.leave(holding)
         with self._lock:
             return list(self._holdings.values())
 
@@ -111,10 +165,12 @@ class Engine:
         """A handle that was given back is refused here, or one whose store is known to be another. Whatever else
         this process believes, etcd is asked."""
         self.host.require_usable()
+        self._require_same_store(holding)
         tenure, belief = holding.tenure, holding.belief
+        if belief.released and belief.loss is not None:
+            raise fencing.ownership_refused(tenure, belief.loss)
         if belief.released:
             raise LeaseReleased(f"generation {tenure.generation} of {tenure.task} was given back by this process")
-        self._require_same_store(holding)
 
     def _require_same_store(self, holding: Holding) -> None:
         tenure, belief = holding.tenure, holding.belief
@@ -151,34 +207,56 @@ class Engine:
         bid = leases.Bid(lease_ids=[tenure.guard.lease_id])
         try:
             if seconds > 0:
-                self.run(lambda pace: leases.revoke(bid, pace), seconds)
+                self.finish(lambda pace: leases.revoke(bid, pace), seconds)
         except EtcdFenceError as error:
             log.info("the etcd lease of %s ends with its TTL: %s", tenure.task, error)
         return GaveBack.NO if bid.lease_ids else GaveBack.YES
 
     def close(self, until: float) -> None:
-        """End every lease as closed, and give back what can be given back until then (local clock)."""
-        held = self.holdings()
+        """End every lease as closed, and give back what can be given back until then (local clock).
+
+        Interrupted by Ctrl-C it can be called again, and is when the interpreter ends.
+        """
+        with self._one_closes:
+            if self.closed:
+                return
+            self.closing = True
+            self.host.interrupt()
+            self._await_acquires(until)
+            for holding in self._all_closed():
+                self._give_back(holding, until)
+            self.closed = True
+            self.renewer.close()
+            self.host.close()
+            self._on_close()
+
+    def _await_acquires(self, until: float) -> None:
+        with self._acquired:
+            self._acquired.wait_for(lambda: not self._acquiring, max(0.0, until - _host.clock()))
+
+    def _all_closed(self) -> list[Holding]:
+        held = [holding for holding in self.holdings() if not holding.given_back]
         for holding in held:
             holding.belief.lose(Loss(LossReason.CLOSED))
-        self.renewer.close()
-        try:
-            for holding in held:
-                self._give_back(holding, until)
-        finally:
-            self.host.close()
+        return held
 
     def _give_back(self, holding: Holding, until: float) -> None:
         left = until - _host.clock()
         if left <= 0:
             return
         try:
-            with holding.turn.take(left):
+            with holding.turn.take(min(left, 1.0)):
                 ending = Ending("released", "closed")
-                self.run(lambda pace: tasks.end(holding.lane, ending, pace), left)
+                self.finish(lambda pace: tasks.end(holding.lane, ending, pace), left)
         except EtcdFenceError as error:
             log.info("%s could not be released: %s", holding.tenure.task, error)
-        self.revoke(holding.tenure, until - _host.clock())
+        outcome = self.revoke(holding.tenure, until - _host.clock())
+        holding.given_back = outcome is GaveBack.YES or holding.lane.ended is not None
+
+    def finish(self, flow: Callable[[Pace], Flow[T]], seconds: float) -> T:
+        """Run a flow that gives something back: it goes on while everything else is being ended."""
+        pace = Pace(_host.clock() + seconds)
+        return drive(flow(pace), Bounded(self.host, pace.deadline, closing=True))
 
     # --- renewal -------------------------------------------------------------------------------------------
 

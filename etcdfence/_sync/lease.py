@@ -15,7 +15,7 @@ from etcdfence._flows import fencing, leases, tasks
 from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
 from etcdfence._records import TaskRecord, read
-from etcdfence._sync.engine import Engine, GaveBack, Holding
+from etcdfence._sync.engine import EXIT_SECONDS, Engine, GaveBack, Holding
 from etcdfence._txns import Ending, Tenure
 from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, Unavailable, Unverified
 from etcdfence.model import (
@@ -33,10 +33,7 @@ from etcdfence.model import (
 )
 
 log = logging.getLogger("etcdfence")
-log.addHandler(logging.NullHandler())  # a library prints nothing unless its user asks for it
 T = TypeVar("T")
-
-EXIT_SECONDS = 1.5  # for giving back when the interpreter ends, or a block is left by Ctrl-C
 
 
 def _about(lease: Lease, callback: Callable[[Lease, Any], None]) -> Callable[[Any], None]:
@@ -49,17 +46,6 @@ def _about(lease: Lease, callback: Callable[[Lease, Any], None]) -> Callable[[An
             callback(present, what)
 
     return tell
-
-
-def _dropped(engine: Engine, holding: Holding) -> None:
-    """The last reference to a lease went away without release. Stop renewing it; it ends with its TTL. Nothing
-    is sent from here: a finaliser runs anywhere, at any time."""
-    if engine.host.forked:
-        return
-    if not holding.belief.over:
-        log.warning("a lease on %s was dropped without release(); it ends with its TTL", holding.tenure.task)
-    holding.belief.release()
-    engine.leave(holding)
 
 
 class Lease:
@@ -83,7 +69,7 @@ class Lease:
         if on_unverified is not None:
             self._belief.on_doubt = _about(self, on_unverified)
         engine.enter(self._holding)
-        weakref.finalize(self, _dropped, engine, self._holding).atexit = False
+        weakref.finalize(self, engine.drop, self._holding).atexit = False
 
     # --- what it is ----------------------------------------------------------------------------------------
 
@@ -223,7 +209,7 @@ class Lease:
     def settle(self, unknown: OutcomeUnknown) -> Verdict:
         """What became of a write that ended in OutcomeUnknown. May itself raise OutcomeUnknown or Unavailable
         when etcd does not answer; ask again then."""
-        write_id = unknown.write_id
+        write_id = unknown.write_id if isinstance(unknown, OutcomeUnknown) else None
         if write_id is None:
             raise Misuse("this error is not about a fenced write; repeat the call that raised it")
         fate = self._holding.lane.fates.get(write_id)
@@ -296,6 +282,9 @@ class Lease:
         except EtcdFenceError:
             self._finish()
             raise
+        except BaseException:  # Ctrl-C: nobody renews this lease any more, and it must not look held
+            self._stop()
+            raise
         else:
             self._finish()
 
@@ -326,9 +315,8 @@ class Lease:
         """Release. A loss is raised only over a body that ended well; the body's own exception stays, with the
         loss as a note. A release that met no etcd is logged: what the body wrote is acknowledged all the same.
         """
-        interrupted = error is not None and not isinstance(error, Exception)
         try:
-            self._release(EXIT_SECONDS if interrupted else None)
+            self._release(None if error is None else EXIT_SECONDS)
         except (Unavailable, OutcomeUnknown) as unheard:
             log.warning("%s could not be released and ends with its TTL: %s", self.task, unheard)
         except EtcdFenceError as refused:

@@ -46,6 +46,9 @@ class Overheard:
             self.answer = cast("TxnReply", reply)
         return reply
 
+    def interrupt(self) -> None:
+        self._wire.interrupt()
+
     def close(self) -> None:
         self._wire.close()
 
@@ -62,6 +65,8 @@ def main(orders: Orders) -> None:
         say("claimed", generation=lease.generation, token=str(lease.token), ttl=lease.ttl)
         say("asked the model")
         answer = sys.stdin.readline().strip()
+        if not answer:  # the rehearsal is gone
+            return
         if orders.fenced:
             _fenced(lease, wire, answer)
         else:

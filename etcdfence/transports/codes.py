@@ -56,6 +56,7 @@ TABLE: Final[tuple[Row, ...]] = (
     # never left this process
     ("UNAVAILABLE", "failed to connect to all addresses", Unavailable),
     ("UNAVAILABLE", "DNS resolution failed", Unavailable),
+    ("UNAVAILABLE", "errors resolving", Unavailable),
 )
 
 

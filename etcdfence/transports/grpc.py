@@ -58,7 +58,7 @@ class _Member:
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.channel = grpc.insecure_channel(host_and_port(endpoint), options=_OPTIONS)
+        self.channel = grpc.insecure_channel(f"dns:///{host_and_port(endpoint)}", options=_OPTIONS)
         self.txn = self._unary("KV/Txn", None, pb.TxnResponse)
         self.grant = self._unary("Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
         self.revoke = self._unary("Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse)
@@ -99,7 +99,7 @@ class GrpcTransport:
         self._current = 0
         self._waits: set[Any] = set()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._interrupted = False
         self._handlers: dict[type[Request[Any]], Callable[[Any, float], Any]] = {
             Txn: self._txn,
             Grant: self._grant,
@@ -115,13 +115,17 @@ class GrpcTransport:
             raise Closed("this coordinator is closed")
         return cast("T", self._handlers[type(request)](request, within))
 
-    def close(self) -> None:
-        """Cancel what is in flight (its callers see OutcomeUnknown) and close the connections."""
+    def interrupt(self) -> None:
         with self._lock:
-            self._closed = True
+            self._interrupted = True
             waits = list(self._waits)
         for wait in waits:
             wait.cancel()
+
+    def close(self) -> None:
+        """Cancel what is in flight (its callers see OutcomeUnknown) and close the connections."""
+        self._closed = True
+        self.interrupt()
         for member in self._members:
             member.channel.close()
 
@@ -186,11 +190,13 @@ class GrpcTransport:
         try:
             with self._lock:
                 self._waits.add(stream)
+            if self._interrupted:
+                raise Closed("this coordinator is being closed")
             return _first_word(stream)
         except grpc.RpcError as error:
             if _out_of_time(error):
                 return Waited.TIMED_OUT
-            if self._closed:
+            if self._interrupted:
                 raise Closed("this coordinator was closed while waiting") from error
             raise self._failed(member, error) from error
         finally:
@@ -206,6 +212,8 @@ class GrpcTransport:
             reply = member.status(pb.StatusRequest(), timeout=timeout)
         except grpc.RpcError as error:
             return MemberStatus(member.endpoint, error=f"{error.code().name}: {error.details()}")
+        except ValueError as error:
+            raise Closed("this coordinator was closed meanwhile") from error
         return MemberStatus(
             endpoint=member.endpoint,
             version=reply.version,

@@ -95,6 +95,7 @@ def test_a_round_ends_before_a_deadline_passes_unnoticed(granted: int, now: floa
         (9.9, Loss(LossReason.REVOKED), False, Standing.LOST),
         (99.0, Loss(LossReason.REVOKED), False, Standing.LOST),
         (9.9, None, True, Standing.RELEASED),
+        (9.9, Loss(LossReason.REVOKED), True, Standing.LOST),
     ],
 )
 def test_standing(now: float, loss: Loss | None, released: bool, expected: Standing) -> None:
@@ -205,6 +206,7 @@ def test_every_row_of_the_table_is_tried() -> None:
         "not capable",
         "not supported for learner",
         "DNS resolution failed",
+        "errors resolving",
     }
 
 
@@ -251,6 +253,8 @@ def test_settings_default() -> None:
         "[contexts.a]\nendpoints = 7",
         "[contexts.a]\ntransport = 'carrier pigeon'",
         "contexts = 3",
+        "[contexts.a]\nnamespace = ''",
+        "[contexts.a]\nendpoints = []",
     ],
 )
 def test_a_wrong_configuration_file_is_named(content: str, tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ class Tape:
             return cast("T", hit[1](self, request, within))
         return self.wire.call(request, within)
 
+    def interrupt(self) -> None:
+        self.wire.interrupt()
+
     def close(self) -> None:
         self.wire.close()
 
