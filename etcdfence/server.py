@@ -30,8 +30,9 @@ from etcdfence.errors import EtcdFenceError, Misuse
 # alone; when that closes it ends the server and removes what is temporary. (PR_SET_PDEATHSIG would act when the
 # starting *thread* ends.) Our signals go to the whole group: on SIGTERM the shell still waits for the server.
 LIFELINE = """
-temporary=$1; shift; trap : TERM; exec 3<&0
+temporary=$1; alive=$2; shift 2; trap : TERM; exec 3<&0
 "$@" 3<&- </dev/null & server=$!
+echo $server >/dev/fd/$alive
 (trap - TERM; read _ <&3; kill $server; kill -CONT $server) 2>/dev/null & lifeline=$!
 while kill -0 $server 2>/dev/null; do wait $server; status=$?; done
 kill $lifeline 2>/dev/null
@@ -92,7 +93,8 @@ class LocalEtcd:
         client, self._peer_port = free_ports(2)
         self.port = port or client
         self._process: subprocess.Popen[bytes] | None = None
-        self._alive = -1  # reads the end of file once no process of the server's group is left
+        self._alive = -1  # reads the server's pid, and the end of file once no process of its group is left
+        self._server = 0
         self._starter = os.getpid()
 
     @property
@@ -120,8 +122,8 @@ class LocalEtcd:
 
     def start(self) -> Self:
         """Start the server and return once it is healthy."""
-        self.launch()
         try:
+            self.launch()
             self._await_health()
         except BaseException:
             self.stop()
@@ -139,7 +141,7 @@ class LocalEtcd:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             with self.log_file.open("ab") as log:
                 self._process = subprocess.Popen(
-                    ["/bin/sh", "-c", LIFELINE, "etcdfence-etcd", temporary, *self.command()],
+                    ["/bin/sh", "-c", LIFELINE, "etcdfence-etcd", temporary, str(inherited), *self.command()],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -152,6 +154,7 @@ class LocalEtcd:
             raise Misuse(f"etcd cannot be started with its data in {self.data_dir}: {error}") from error
         finally:
             os.close(inherited)
+        self._server = int(os.read(self._alive, 20))
 
     def _require_free_port(self) -> None:
         """Somebody else's etcd on our port would look just as healthy."""
@@ -186,10 +189,12 @@ class LocalEtcd:
 
     def pause(self) -> None:
         """Stop the server where it stands, as a stalled machine would."""
-        self._signal(signal.SIGSTOP)
+        self._require_ours()
+        os.kill(self._server, signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        self._require_ours()
+        os.kill(self._server, signal.SIGCONT)
 
     def kill(self) -> None:
         """End the server as a crash would; its data stays for another `start`."""
@@ -203,12 +208,16 @@ class LocalEtcd:
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
-    def _signal(self, *signals: signal.Signals) -> None:
+    def _require_ours(self) -> subprocess.Popen[bytes]:
         if self._process is None or os.getpid() != self._starter:
             raise EtcdFenceError("this etcd is not running, or was started by another process")
+        return self._process
+
+    def _signal(self, *signals: signal.Signals) -> None:
+        group = self._require_ours().pid
         for one in signals:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, one)
+                os.killpg(group, one)
 
     def _end(self, *signals: signal.Signals) -> None:
         """Send signals to the whole group, and return when all of it has ended."""

@@ -364,7 +364,7 @@ def test_strangers_keys_disturb_nothing(taped: Taped, raw: Raw) -> None:
     keys = coordinator._engine.keys.task(KEY)
     raw.put(coordinator._engine.keys.family("owner") + b"a:b:v" + b"9" * 5000, b"x")
     raw.put(coordinator._engine.keys.family("owner") + b"\xff\xfe", b"x")
-    assert [task.task for task in coordinator.tasks()] == ["��"]
+    assert coordinator.tasks() == []
     raw.put(keys.attempt("zz"), b'{"attempt":"zz","holder":"h","host":"h","pid":1,"lease":"zz","started":"s"}')
     raw.put(keys.open + b"\xff", b"x")
     lease = coordinator.acquire(KEY)
