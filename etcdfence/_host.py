@@ -14,7 +14,18 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, cast
 
 from etcdfence._flow import Transport
-from etcdfence._requests import FreshId, FreshLeaseId, Header, Instant, Now, Request, Sleep, TxnReply
+from etcdfence._requests import (
+    FreshId,
+    FreshLeaseId,
+    Header,
+    Instant,
+    Now,
+    Request,
+    Sleep,
+    Stamp,
+    Stamped,
+    TxnReply,
+)
 from etcdfence.errors import Closed
 
 T = TypeVar("T")
@@ -62,6 +73,7 @@ class Host:
         self._local: dict[type[Request[Any]], Callable[[Any], Any]] = {
             Now: lambda _: Instant(clock(), wall()),
             FreshId: lambda _: secrets.token_hex(16),
+            Stamp: lambda _: Stamped(secrets.token_hex(16), wall()),
             FreshLeaseId: lambda _: secrets.randbelow(2**63 - 1) + 1,
             Sleep: self._sleep,
         }

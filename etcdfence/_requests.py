@@ -223,6 +223,17 @@ class Now(Request[Instant]):
 
 
 @dataclass(frozen=True, slots=True)
+class Stamped:
+    id: str
+    wall: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp(Request[Stamped]):
+    """A fresh id and the time for people, which is what every write needs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sleep(Request[None]):
     """At least `seconds`, lengthened at random by up to half: retries of many clients must not line up."""
 

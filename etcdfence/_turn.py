@@ -24,6 +24,8 @@ class Turn:
         me = object()
         with self._changed:
             self._line.append(me)
+            if self._line[0] is me:
+                return
             try:
                 if not self._changed.wait_for(lambda: self._line[0] is me, seconds):
                     raise Unavailable(f"another write of this lease was still under way after {seconds:g} s")

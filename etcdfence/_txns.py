@@ -22,6 +22,7 @@ from etcdfence._records import (
     AttemptRecord,
     ClosedRecord,
     OwnerRecord,
+    ProvenanceRecord,
     TaskRecord,
     Unreadable,
     owner_of,
@@ -264,6 +265,23 @@ class Tenure:
     @cached_property
     def attempt_key(self) -> bytes:
         return self.keys.attempt(self.attempt.attempt)
+
+    @cached_property
+    def _provenance(self) -> bytes:
+        record = ProvenanceRecord(
+            task=self.task,
+            generation=self.generation,
+            attempt=self.attempt.attempt,
+            write="WRITE",
+            at="AT",
+        )
+        form = record.to_bytes().replace(b"%", b"%%")
+        return form.replace(b'"write":"WRITE"', b'"write":"%b"').replace(b'"at":"AT"', b'"at":"%b"')
+
+    def provenance(self, write_id: str, at: str) -> bytes:
+        """The record beside each data key of one write. Between the writes of a tenure only these two texts
+        differ, neither of which needs an escape in JSON; building it anew was a tenth of a write's time."""
+        return self._provenance % (write_id.encode(), at.encode())
 
     @cached_property
     def guard_compares(self) -> tuple[Compare, ...]:

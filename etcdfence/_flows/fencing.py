@@ -22,7 +22,7 @@ from etcdfence._flow import Flow
 from etcdfence._flows import leases
 from etcdfence._flows.pacing import Pace
 from etcdfence._records import ProvenanceRecord, RefusalRecord, RefusedTry, read
-from etcdfence._requests import Delete, FreshId, KeyValue, Now, Operation, Put, Range, Txn, TxnReply
+from etcdfence._requests import Delete, FreshId, KeyValue, Now, Operation, Put, Range, Stamp, Txn, TxnReply
 from etcdfence.errors import (
     EtcdFenceError,
     LeaseLost,
@@ -93,6 +93,14 @@ class Lane:
         while len(self.fates) > KEPT_FATES:
             del self.fates[next(iter(self.fates))]
 
+    def applied(self, change: _txns.Change, revision: int) -> None:
+        """etcd has just applied this one: nothing else that was sent against the same marker ever can be."""
+        self.not_sent(change.write_id)
+        if self.unsettled:
+            self.decide(Verdict.NOT_APPLIED)
+        self.seen = revision
+        self.ended = self.ended or change.ends
+
     def moved(self, write_id: str, revision: int) -> None:
         """The marker stands at `revision` with this id. One of ours: it was applied and no other. A stranger's:
         one of ours may have been applied before it."""
@@ -154,8 +162,7 @@ def _tries(lane: Lane, change: _txns.Change, pace: Pace) -> Flow[tuple[Committed
             yield from pace.again(error)
             continue
         if reply.succeeded:
-            lane.moved(own, reply.header.revision)
-            del lane.fates[own]
+            lane.applied(change, reply.header.revision)
             return Committed(reply.header.revision, own), reply
         before = lane.seen
         applied = yield from _refused(lane, change, reply, blind, pace)
@@ -306,18 +313,11 @@ class Check:
 
 def write(lane: Lane, edits: Iterable[Edit], checks: Iterable[Check], pace: Pace) -> Flow[Committed]:
     """Apply all edits in one fenced transaction, if every check holds. A key without one is written blindly."""
-    write_id = yield from FreshId()
-    now = yield from Now()
-    tenure, edits = lane.tenure, tuple(edits)
-    provenance = ProvenanceRecord(
-        task=tenure.task,
-        generation=tenure.generation,
-        attempt=tenure.attempt.attempt,
-        write=write_id,
-        at=now.wall,
-    ).to_bytes()
+    stamp = yield from Stamp()
+    edits = tuple(edits)
+    provenance = lane.tenure.provenance(stamp.id, stamp.wall)
     change = _txns.Change(
-        write_id,
+        stamp.id,
         operations=tuple(operation for edit in edits for operation in _operations(edit, provenance)),
         expectations=tuple(_expectation(check) for check in checks),
         names=tuple(edit.name for edit in edits),

@@ -268,6 +268,13 @@ def test_provenance_is_believed_only_for_its_own_revision(coordinator: Coordinat
     )
     raw.put(coordinator._engine.keys.data("k"), b"around the fence")
     assert coordinator.get("k").provenance is None
+    odd = '"write":"WRITE" 100% "at":"AT"'
+    coordinator.acquire(odd).put("odd", "v")
+    provenance = coordinator.get("odd").provenance
+    assert provenance is not None
+    assert (provenance.task, len(provenance.write_id)) == (odd, 32)
+    coordinator.acquire("WRITE").put("odd", "v")
+    assert coordinator.get("odd").provenance.task == "WRITE"  # type: ignore[union-attr]
 
 
 @pytest.mark.req("P-35")
