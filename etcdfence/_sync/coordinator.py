@@ -127,6 +127,8 @@ class Coordinator:
         if isinstance(outcome, Tenure):
             bid.lease_ids.remove(outcome.guard.lease_id)
             self._withdraw(bid, wish)  # grants that went unanswered, if there were any
+            guard = outcome.guard
+            self._epoch = leases.Epoch(guard.epoch_key, guard.epoch_value, outcome.epoch)
             return outcome
         self._withdraw(bid, wish)
         raise self._held(wish, outcome.owner)

@@ -76,7 +76,7 @@ class Engine:
         self._dropped: queue.SimpleQueue[Holding] = queue.SimpleQueue()
         self._acquiring = 0
         self._acquired = threading.Condition()
-        self._one_closes = threading.Lock()
+        self._one_closes = threading.RLock()  # a signal handler may close in the middle of closing
         self.renewer = Renewer(self._renew, _host.clock)
         _engines.add(self)
 
@@ -217,14 +217,20 @@ class Engine:
 
         Interrupted by Ctrl-C it can be called again, and is when the interpreter ends.
         """
-        with self._one_closes:
-            if self.closed:
-                return
+        if not self._one_closes.acquire(timeout=max(0.0, until - _host.clock())):
+            return  # another thread is at it
+        try:
             self.closing = True
             self.host.interrupt()
             self._await_acquires(until)
             for holding in self._all_closed():
                 self._give_back(holding, until)
+            self._finally()
+        finally:
+            self._one_closes.release()
+
+    def _finally(self) -> None:
+        if not self.closed:
             self.closed = True
             self.renewer.close()
             self.host.close()
@@ -235,7 +241,7 @@ class Engine:
             self._acquired.wait_for(lambda: not self._acquiring, max(0.0, until - _host.clock()))
 
     def _all_closed(self) -> list[Holding]:
-        held = [holding for holding in self.holdings() if not holding.given_back]
+        held = [holding for holding in self.holdings() if not (self.closed or holding.given_back)]
         for holding in held:
             holding.belief.lose(Loss(LossReason.CLOSED))
         return held

@@ -181,11 +181,14 @@ def test_of_two_claims_with_lost_replies_exactly_one_wins(taped: Taped) -> None:
 
 @pytest.mark.req("promise-1", "S0-10")
 def test_a_claim_under_an_old_epoch_goes_on_under_the_new_one(taped: Taped, raw: Raw) -> None:
-    coordinator, _ = taped()
+    coordinator, tape = taped()
     raw.put(coordinator._engine.keys.epoch, b'{"format":1,"number":7,"id":"raised"}')
     with coordinator.try_acquire("job") as lease:
-        assert lease.token.epoch == 7
+        assert lease.token.epoch == coordinator.epoch == 7
         lease.put("k", "v")
+    claims = len([request for request in tape.sent if is_claim(request)])
+    coordinator.try_acquire("job").release()
+    assert len([request for request in tape.sent if is_claim(request)]) == claims + 1
 
 
 @pytest.mark.req("promise-2", "S0-10")
