@@ -147,8 +147,9 @@ class Engine:
     def drop(self, holding: Holding) -> None:
         """Called by a finaliser, which runs anywhere and at any time: it only leaves a note. Renewal ends now, as
         that of any released lease; the rest is done when somebody next looks at the holdings."""
-        holding.belief.released = True
-        self._dropped.put(holding)
+        if not holding.given_back:
+            holding.belief.released = True
+            self._dropped.put(holding)
 
     def holdings(self) -> list[Holding]:
         while not self._dropped.empty():

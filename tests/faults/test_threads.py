@@ -154,6 +154,21 @@ def test_a_dropped_handle_with_a_callback_is_not_renewed_for_ever(connect: Conne
     eventually("its owner key has gone", lambda: raw.get(coordinator._engine.keys.task("job").owner) is None, 6)
 
 
+def test_only_what_was_dropped_is_called_dropped(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        with coordinator.acquire("released") as lease:
+            lease.put("k", "v")
+    del lease
+    coordinator.acquire("dropped", ttl=2)
+    gc.collect()
+    assert coordinator._engine.holdings() == []
+    assert "a lease on dropped was dropped" in caplog.text
+    assert "a lease on released was dropped" not in caplog.text
+    assert coordinator._engine._dropped.empty()
+
+
 def test_a_finaliser_in_the_middle_of_anything_drops_nobody_else(connect: Connect) -> None:
     coordinator = connect()
     kept = coordinator.acquire("kept", ttl=2)
