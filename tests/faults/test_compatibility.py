@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,16 @@ from etcdfence import LossReason, Superseded
 from etcdfence.server import LocalEtcd, find, free_ports
 
 from ..support.raw import Raw
+from ..support.releases import releases
 from ..support.waiting import eventually
 
 COMPOSE = Path(__file__).parents[2] / "scripts" / "compose.yaml"
-ETCDS = os.environ.get("ETCDFENCE_TEST_ETCDS")
 
 
 def binaries() -> list[Any]:
-    if not ETCDS:
+    if not releases():
         return [pytest.param(None, marks=pytest.mark.skip(reason="ETCDFENCE_TEST_ETCDS names no other releases"))]
-    return [pytest.param(path, id=path.parent.name) for path in sorted(Path(ETCDS).glob("*/etcd"))]
+    return [pytest.param(path, id=path.parent.name) for path in releases()]
 
 
 @pytest.mark.server

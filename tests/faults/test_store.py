@@ -20,6 +20,7 @@ from etcdfence.server import LocalEtcd
 
 from ..support.cluster import Cluster
 from ..support.raw import Raw
+from ..support.releases import newest
 from ..support.tape import Tape
 from ..support.waiting import eventually
 
@@ -28,6 +29,9 @@ Connect = Callable[..., Coordinator]
 
 class Restorable(LocalEtcd):
     """An etcd whose data can be saved and brought back, as from a snapshot of its disk."""
+
+    def __init__(self) -> None:
+        super().__init__(binary=newest())
 
     def save(self) -> Path:
         self.kill()

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Self
 
 from etcdfence._requests import Members
-from etcdfence.server import LocalEtcd, find, free_ports
+from etcdfence.server import LocalEtcd, free_ports
 from etcdfence.transports.grpc import GrpcTransport
 
+from .releases import newest
 from .waiting import eventually
 
 
 class Cluster:
-    def __init__(self, binary: Path | None = None) -> None:
+    def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="etcdfence-cluster-")
         ports = free_ports(6)
         peers = ports[3:]
         names = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, port in enumerate(peers))
         self.members = [
-            Member(i, binary or find(), Path(self._directory.name) / f"m{i}", ports[i], peers[i], names)
-            for i in range(3)
+            Member(i, newest(), Path(self._directory.name) / f"m{i}", ports[i], peers[i], names) for i in range(3)
         ]
 
     @property
