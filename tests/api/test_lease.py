@@ -77,7 +77,7 @@ def test_generations_rise_over_every_way_of_ending(connect: Connect, raw: Raw) -
     own(lambda lease: lease.abandon())
     own(lambda lease: raw.revoke(lease.receipt.lease_id))
     own(lambda lease: raw.delete(lease._tenure.keys.owner))
-    own(lambda lease: lease._engine.close(1e18))
+    own(lambda lease: lease._engine.close(lease._belief.deadline))
     own(lambda lease: lease.release())
     assert generations == sorted(set(generations))
 

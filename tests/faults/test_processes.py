@@ -73,6 +73,7 @@ def script(endpoint: str, namespace: str) -> Iterator[Callable[..., Script]]:
         ("raise ValueError('in the body')", 1),
         ("with lease:\n    raise ValueError('in the block')", 1),
         ("threading.Thread(target=lambda: lease.wait_lost(60), daemon=True).start()", 0),
+        ("coordinator.acquire('another', on_lost=print)\nother = coordinator.acquire('third', on_lost=print)", 0),
     ],
 )
 def test_a_process_ends_at_once_and_gives_back(
