@@ -68,8 +68,9 @@ class Host:
         self._interrupted = threading.Event()
         self._seen = NOTHING_SEEN
         self._store = 0  # which store `_seen` is about: counts the times we began anew with another
-        self.regressed: Header | None = None  # what was known before a reply that was older than it
-        self._lock = threading.Lock()
+        # What was known, and of which store, before a reply that was older than it.
+        self.regressed: tuple[Header, int] | None = None
+        self._lock = threading.RLock()  # a signal handler may call us in the middle of a call
         self._local: dict[type[Request[Any]], Callable[[Any], Any]] = {
             Now: lambda _: Instant(clock(), wall()),
             FreshId: lambda _: secrets.token_hex(16),
@@ -110,11 +111,18 @@ class Host:
         """Not past `until`, but long enough for a healthy etcd to answer: a try cut short is a try unknown."""
         return min(self._timeout, max(until - clock(), SHORTEST_TRY))
 
-    def forget_store(self) -> None:
-        """Begin anew with another store, once every lease of the old one has been ended."""
+    @property
+    def store(self) -> int:
+        """Which store a lease belongs to that has just been claimed: a claim answered while it is being looked
+        into whether the store went back belongs to the new one."""
+        return self._store + (self.regressed is not None)
+
+    def forget_store(self, store: int) -> None:
+        """Begin anew with the store after this one, unless that has been done."""
         with self._lock:
-            self._seen, self.regressed = NOTHING_SEEN, None
-            self._store += 1
+            if store == self._store:
+                self._seen, self.regressed = NOTHING_SEEN, None
+                self._store += 1
 
     def interrupt(self) -> None:
         """End every wait and every pause between tries with Closed; requests still go through."""
@@ -132,7 +140,7 @@ class Host:
             if store != self._store:
                 return  # asked of the old store, heard after we had begun anew
             if header.older_than(known):
-                self.regressed = known
+                self.regressed = known, store
             elif header.revision > self._seen.revision:
                 self._seen = header
 

@@ -171,13 +171,14 @@ class Renewer:
         self._closed = False
 
     def add(self, lease: Belief) -> None:
+        """Renew this lease from now on. RuntimeError, and nothing added, where no thread can be started."""
         with self._changed:
-            self._leases.append(lease)
             if self._closed:
                 return
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="etcdfence-renewal", daemon=True)
                 self._thread.start()
+            self._leases = [*self._leases, lease]
             self._changed.notify()
 
     def remove(self, lease: Belief) -> None:

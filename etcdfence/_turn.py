@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from etcdfence.errors import Unavailable
+
+T = TypeVar("T")
+LOOK_AGAIN: Final = 0.1  # seconds, for the case that whoever should have woken us was interrupted
 
 
 class Turn:
     """One at a time, in the order of coming. Unlike a lock held across a request, what is guarded is only the
-    decision whose turn it is, and waiting for it is bounded."""
+    decision whose turn it is, and waiting for it is bounded.
+
+    Ctrl-C may come between any two steps. So one's place in the line is taken and given up by single operations
+    of the interpreter, inside one `try`, and nobody relies on being woken.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._line: deque[object] = deque()  # whoever is first has the turn
 
-    def take(self, seconds: float) -> Taking:
-        """`with turn.take(10):` has the turn until its block ends; Unavailable if it is not free in time."""
-        return Taking(self, seconds)
-
-    def begin(self, seconds: float) -> None:
+    def run(self, seconds: float, action: Callable[[], T]) -> T:
+        """Run `action` when it is its turn; Unavailable, and nothing run, if that takes longer."""
         me = object()
-        with self._changed:
+        try:
             self._line.append(me)
-            if self._line[0] is me:
-                return
-            try:
-                if not self._changed.wait_for(lambda: self._line[0] is me, seconds):
-                    raise Unavailable(f"another write of this lease was still under way after {seconds:g} s")
-            except BaseException:
+            if self._line[0] is not me:
+                self._await(me, seconds)
+            return action()
+        finally:
+            if me in self._line:
                 self._line.remove(me)
+            with self._changed:
                 self._changed.notify_all()
-                raise
 
-    def end(self) -> None:
+    def _await(self, me: object, seconds: float) -> None:
+        until = time.monotonic() + seconds
         with self._changed:
-            self._line.popleft()
-            self._changed.notify_all()
-
-
-class Taking:
-    def __init__(self, turn: Turn, seconds: float) -> None:
-        self._turn, self._seconds = turn, seconds
-
-    def __enter__(self) -> None:
-        self._turn.begin(self._seconds)
-
-    def __exit__(self, *_: object) -> None:
-        self._turn.end()
+            while self._line[0] is not me:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise Unavailable(f"another write of this lease was still under way after {seconds:g} s")
+                self._changed.wait(min(left, LOOK_AGAIN))

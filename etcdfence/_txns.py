@@ -383,9 +383,10 @@ class Evidence:
     expected: tuple[RangeReply, ...] = ()
 
     @classmethod
-    def of(cls, reply: TxnReply) -> Evidence:
-        owner, epoch, marker, attempt, last = (found.first for found in reply.reads[:5])
-        return cls(reply.header.revision, owner, epoch, marker, attempt, last, reply.reads[5:])
+    def of(cls, reply: TxnReply, start: int = 0) -> Evidence:
+        """From the five `evidence_reads` that begin at `start`; what follows them was read for expectations."""
+        owner, epoch, marker, attempt, last = (found.first for found in reply.reads[start : start + 5])
+        return cls(reply.header.revision, owner, epoch, marker, attempt, last, reply.reads[start + 5 :])
 
     def guard_holds(self, guard: Guard) -> bool:
         return (

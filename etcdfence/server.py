@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -33,10 +34,14 @@ LIFELINE = """
 temporary=$1; alive=$2; shift 2; trap : TERM; exec 3<&0
 "$@" 3<&- </dev/null & server=$!
 echo $server >/dev/fd/$alive
-(trap - TERM; read _ <&3; kill $server; kill -CONT $server) 2>/dev/null & lifeline=$!
+(
+  trap - TERM; read _ <&3
+  trap "" TERM; kill $server; kill -CONT $server
+  while kill -0 $server; do sleep 0.1; done
+  [ -z "$temporary" ] || rm -rf "$temporary"
+) 2>/dev/null & lifeline=$!
 while kill -0 $server 2>/dev/null; do wait $server; status=$?; done
 kill $lifeline 2>/dev/null
-[ -z "$temporary" ] || rm -rf "$temporary"
 exit $status
 """
 START_SECONDS = 20.0
@@ -69,6 +74,18 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+_started: weakref.WeakSet[LocalEtcd] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A forked child must not hold the lifelines of its parent's servers."""
+    for server in list(_started):
+        server.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class LocalEtcd:
@@ -155,6 +172,7 @@ class LocalEtcd:
         finally:
             os.close(inherited)
         self._server = int(os.read(self._alive, 20))
+        _started.add(self)
 
     def _require_free_port(self) -> None:
         """Somebody else's etcd on our port would look just as healthy."""
@@ -207,6 +225,11 @@ class LocalEtcd:
         self._end(signal.SIGCONT, signal.SIGTERM)
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def let_go(self) -> None:
+        """In a forked child: close our copy of the lifeline; the server is the parent's."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _require_ours(self) -> subprocess.Popen[bytes]:
         if self._process is None or os.getpid() != self._starter:

@@ -232,7 +232,9 @@ def settle(lane: Lane, write_id: str, pace: Pace) -> Flow[Verdict]:
         try:
             yield from seal(lane, pace)
         except OwnershipRefused:
-            lane.not_sent(write_id)  # the refusal has decided it, if anything can
+            if write_id in lane.unsettled:  # not even the refusal has decided it
+                lane.not_sent(write_id)
+                lane.fates[write_id] = Fate(Verdict.UNKNOWN)
         except OutcomeUnknown as error:
             raise _unknown(write_id, error) from error
     if write_id not in lane.fates:
@@ -243,13 +245,15 @@ def settle(lane: Lane, write_id: str, pace: Pace) -> Flow[Verdict]:
 def _ownership_error(lane: Lane, change: _txns.Change, evidence: _txns.Evidence) -> Flow[OwnershipRefused]:
     tenure = lane.tenure
     loss = _txns.loss_seen(tenure.guard, tenure.attempt.attempt, evidence)
+    if loss is None and lane.ended:
+        loss = Loss(LossReason.ENDED)
     try:
         loss = loss or (yield from leases.diagnose(lane))
     except EtcdFenceError:
         loss = None
     loss = loss or Loss(LossReason.GONE)
     lane.over = True
-    if change.names:
+    if change.names and lane.ended is None:
         yield from _note_refusal(tenure, change, evidence, loss)
     return ownership_refused(tenure, loss, evidence.revision)
 

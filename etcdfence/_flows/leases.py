@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from etcdfence._flows.fencing import Lane
 
 READS_PER_REQUEST = 100  # owner keys in one renewal read; etcd takes 128 operations
+DIAGNOSES_PER_REQUEST = 20  # of five reads each
 LONGEST_WAIT = 30.0  # seconds for one watch; then the store is asked again
 BROKEN_WATCH = 0.2  # seconds before asking again after a watch that broke
 
@@ -279,7 +280,7 @@ def acquire(bid: Bid, wish: Wish, patience: float, until: float | None) -> Flow[
         outcome = yield from claim(bid, wish, pace)
         if isinstance(outcome, _txns.Tenure) or outcome.owner is None:
             return outcome
-        yield from revoke(bid, pace)
+        yield from _try_revoke(bid, pace)
         now = yield from Now()
         left = LONGEST_WAIT if until is None else min(LONGEST_WAIT, until - now.clock)
         if left <= 0:
@@ -299,6 +300,14 @@ def revoke(bid: Bid, pace: Pace) -> Flow[None]:
             yield from pace.again(error)
         else:
             bid.lease_ids.pop()
+
+
+def _try_revoke(bid: Bid, pace: Pace) -> Flow[None]:
+    """What is not revoked stays in the bid, for the caller to withdraw."""
+    try:
+        yield from revoke(bid, pace)
+    except EtcdFenceError:
+        return
 
 
 def withdraw(bid: Bid, pace: Pace) -> Flow[None]:
@@ -336,7 +345,7 @@ def renew(lanes: Sequence[Lane], epoch_key: bytes, known: Header, limit: float) 
     """
     sent = yield from Now()
     ttls = (yield from KeepAlive(tuple(lane.tenure.guard.lease_id for lane in lanes), limit)).ttls
-    outcomes: list[RenewalOutcome] = []
+    suspects: list[Lane] = []
     remaining = iter(lanes)
     while batch := list(islice(remaining, READS_PER_REQUEST)):
         reads = (Range(epoch_key), *(Range(lane.tenure.guard.owner_key) for lane in batch))
@@ -348,22 +357,13 @@ def renew(lanes: Sequence[Lane], epoch_key: bytes, known: Header, limit: float) 
         epoch = reply.reads[0].first
         for lane, found in zip(batch, reply.reads[1:], strict=True):
             evidence = _txns.Evidence(reply.header.revision, found.first, epoch, None, None, None)
-            outcomes.append((yield from _outcome(lane, evidence, ttls, sent, limit)))
-    return outcomes
+            suspects += [] if evidence.guard_holds(lane.tenure.guard) else [lane]
+    losses = yield from _diagnose_all(suspects, limit)
+    return [losses.get(id(lane)) or _renewal(lane, ttls, sent) for lane in lanes]
 
 
-def _outcome(
-    lane: Lane, evidence: _txns.Evidence, ttls: dict[int, int], sent: Instant, limit: float
-) -> Flow[RenewalOutcome]:
-    guard = lane.tenure.guard
-    if not evidence.guard_holds(guard):
-        try:
-            loss = yield from diagnose(lane, limit)
-        except EtcdFenceError:
-            return Doubt.UNREACHABLE
-        if loss is not None:
-            return loss
-    return Renewed(sent) if ttls.get(guard.lease_id, 0) > 0 else Doubt.NOT_RENEWED
+def _renewal(lane: Lane, ttls: dict[int, int], sent: Instant) -> RenewalOutcome:
+    return Renewed(sent) if ttls.get(lane.tenure.guard.lease_id, 0) > 0 else Doubt.NOT_RENEWED
 
 
 def went_back(epoch_key: bytes, known: Header, limit: float) -> Flow[bool]:
@@ -372,25 +372,49 @@ def went_back(epoch_key: bytes, known: Header, limit: float) -> Flow[bool]:
     return reply.header.older_than(known)
 
 
-def diagnose(lane: Lane, limit: float | None = None) -> Flow[Loss | None]:
-    """Why a tenure is over: what the keys say, and where they are silent, the etcd lease and the clock. None: it
-    is not, and whoever asked had been shown an old state.
+def _diagnose_all(suspects: Sequence[Lane], limit: float) -> Flow[dict[int, RenewalOutcome | None]]:
+    """How each suspect was lost, or None where it is not, by the identity of its lane. Whatever is not found out
+    within `limit` stays in doubt until the next round: the other leases are waiting to be renewed."""
+    found: dict[int, RenewalOutcome | None] = {id(lane): Doubt.UNREACHABLE for lane in suspects}
+    pace = yield from pace_for(limit)
+    for start in range(0, len(suspects), DIAGNOSES_PER_REQUEST):
+        some = suspects[start : start + DIAGNOSES_PER_REQUEST]
+        reads = [read for lane in some for read in lane.tenure.evidence_reads]
+        try:
+            reply = yield from replace(_txns.reading(*reads, timeout=limit), elsewhere=True)
+            for n, lane in enumerate(some):
+                evidence = _txns.Evidence.of(reply, 5 * n)
+                found[id(lane)] = yield from _loss(lane, evidence, limit)
+                now = yield from Now()
+                if now.clock > pace.deadline:
+                    return found
+        except EtcdFenceError:
+            return found
+    return found
+
+
+def diagnose(lane: Lane) -> Flow[Loss | None]:
+    """Why a tenure is over. None: it is not, and whoever asked had been shown an old state."""
+    reply = yield from replace(_txns.reading(*lane.tenure.evidence_reads), elsewhere=True)
+    return (yield from _loss(lane, _txns.Evidence.of(reply)))
+
+
+def _loss(lane: Lane, evidence: _txns.Evidence, limit: float | None = None) -> Flow[Loss | None]:
+    """What the keys say of the end of a tenure, and where they are silent, the etcd lease and the clock.
 
     A lease that lives on means that the owner key alone was taken away. A lease that is gone before its TTL
     can have passed was revoked; later it may have been either, and is called expired.
     """
     tenure = lane.tenure
-    reply = yield from replace(_txns.reading(*tenure.evidence_reads, timeout=limit), elsewhere=True)
-    evidence = _txns.Evidence.of(reply)
     if evidence.guard_holds(tenure.guard):
         return None
     loss = _txns.loss_seen(tenure.guard, tenure.attempt.attempt, evidence)
-    if loss is None and evidence.ended_by() in lane.unsettled:
+    if loss is None and (lane.ended or evidence.ended_by() in lane.unsettled):
         loss = Loss(LossReason.ENDED)
     if loss is not None:
         return loss
     lease = yield from TimeToLive(tenure.guard.lease_id, timeout=limit)
-    if lease.ttl > 0:
+    if lease.granted_ttl > 0:
         return Loss(LossReason.TAKEN_AWAY)
     now = yield from Now()
     early = _timing.surely_revoked(now.clock, lane.renewed_at, tenure.granted)

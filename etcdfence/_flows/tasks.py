@@ -77,6 +77,7 @@ def end(lane: Lane, ending: Ending, pace: Pace) -> Flow[None]:
         except Conflict as conflict:
             if _txns.RECORD not in conflict.changed:
                 raise
+            yield from pace.again(conflict)
             record = yield from _record(lane.tenure.keys, pace)
         except OwnershipRefused:
             if lane.ended is None:
@@ -219,7 +220,7 @@ def _no_longer_protects(attempt: KeyValue) -> Flow[bool]:
     if record.ended and not record.doubtful:
         return True
     lease = yield from TimeToLive(int(record.lease, 16))
-    return lease.ttl <= 0
+    return lease.granted_ttl == 0  # a lease that is about to end reports a TTL of 0 for up to a second
 
 
 def _batches(kvs: Sequence[KeyValue], size: int = 60) -> Iterator[Sequence[KeyValue]]:

@@ -113,8 +113,21 @@ class Coordinator:
             epoch=self._epoch,
         )
         until = None if wait is None else _host.clock() + wait
-        with self._engine.acquiring():
-            return Lease(self._engine, self._own(wish, until), on_lost, on_unverified)
+        return self._engine.acquire(lambda: self._lease(wish, until, on_lost, on_unverified))
+
+    def _lease(
+        self,
+        wish: leases.Wish,
+        until: float | None,
+        on_lost: Callable[[Lease, Loss], None] | None,
+        on_unverified: Callable[[Lease, Doubt], None] | None,
+    ) -> Lease:
+        tenure = self._own(wish, until)
+        try:
+            return Lease(self._engine, tenure, on_lost, on_unverified)
+        except RuntimeError as error:  # no thread can be started that would renew it
+            self._engine.revoke(tenure, 1.0)
+            raise EtcdFenceError(f"{tenure.task} cannot be kept: {error}") from error
 
     def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
         bid = leases.Bid()

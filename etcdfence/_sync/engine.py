@@ -7,8 +7,7 @@ import logging
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
@@ -55,10 +54,11 @@ def _close_all() -> None:
 
 
 class Holding:
-    """One tenure in this process: its lane, whose turn it is there, and what is believed of it."""
+    """One tenure in this process: its lane, whose turn it is there, and what is believed of it. `store` counts the
+    stores that this process has seen follow each other: the tenure belongs to that one."""
 
-    def __init__(self, tenure: Tenure) -> None:
-        self.tenure = tenure
+    def __init__(self, tenure: Tenure, store: int) -> None:
+        self.tenure, self.store = tenure, store
         self.lane = Lane(tenure, tenure.granted_at)
         self.turn = Turn()
         self.belief = Belief(tenure.task, tenure.generation, tenure.granted, tenure.granted_at, _host.clock)
@@ -71,10 +71,10 @@ class Engine:
     def __init__(self, host: Host, keys: Keys, patience: float, on_close: Callable[[], None]) -> None:
         self.host, self.keys, self.patience, self._on_close = host, keys, patience, on_close
         self.closing = self.closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call us in the middle of a call
         self._holdings: dict[Belief, Holding] = {}
         self._dropped: queue.SimpleQueue[Holding] = queue.SimpleQueue()
-        self._acquiring = 0
+        self._acquiring: list[int] = []  # threads that are at it
         self._acquired = threading.Condition()
         self._one_closes = threading.RLock()  # a signal handler may close in the middle of closing
         self.renewer = Renewer(self._renew, _host.clock)
@@ -95,11 +95,11 @@ class Engine:
         try:
             return drive(flow, caller)
         finally:
-            known = self.host.regressed
-            if known is not None:
-                self._ask_again(known)
+            regressed = self.host.regressed
+            if regressed is not None:
+                self._ask_again(*regressed)
 
-    def _ask_again(self, known: Header) -> None:
+    def _ask_again(self, known: Header, store: int) -> None:
         try:
             bounded = Bounded(self.host, _host.clock() + SECOND_OPINION)
             back = drive(leases.went_back(self.keys.epoch, known, SECOND_OPINION), bounded)
@@ -107,31 +107,33 @@ class Engine:
             log.warning("a reply came from an older store than before; asking again failed: %s", error)
             return
         if back:
-            self._begin_anew()
+            self._begin_anew(store)
         else:
             self.host.regressed = None
 
-    def _begin_anew(self) -> None:
-        """The store is another one than before: every lease of the old one is over."""
+    def _begin_anew(self, store: int) -> None:
+        """Another store has taken the place of this one: every lease of it is over."""
         log.warning("the store went back in time: it was restored, or replaced")
         for holding in self.holdings():
-            holding.belief.lose(Loss(LossReason.STORE_RESTORED))
-        self.host.forget_store()
+            if holding.store <= store:
+                holding.belief.lose(Loss(LossReason.STORE_RESTORED))
+        self.host.forget_store(store)
 
     # --- what is held --------------------------------------------------------------------------------------
 
-    @contextmanager
-    def acquiring(self) -> Iterator[None]:
-        """Around everything between the first request of an acquire and the lease being known here; closing waits
-        for it."""
-        with self._acquired:
-            self.require_open()
-            self._acquiring += 1
+    def acquire(self, action: Callable[[], T]) -> T:
+        """Run everything between the first request of an acquire and the lease being known here; closing waits
+        for it (but not for its own thread, which a signal handler may have interrupted)."""
+        me = threading.get_ident()
         try:
-            yield
+            self._acquiring.append(me)
+            self.require_open()
+            self.holdings()  # puts away what was dropped meanwhile
+            return action()
         finally:
+            if me in self._acquiring:
+                self._acquiring.remove(me)
             with self._acquired:
-                self._acquiring -= 1
                 self._acquired.notify_all()
 
     def enter(self, holding: Holding) -> None:
@@ -186,9 +188,11 @@ class Engine:
         *,
         even_released: bool = False,
     ) -> T:
-        """Run a flow of this tenure's lane when it is its turn, and believe a refusal."""
+        """Run a flow of this tenure's lane when it is its turn, and believe a refusal. Once the tenure has ended
+        by our own doing, the handle is released before the next in line has its turn."""
         self.host.require_usable()
-        with holding.turn.take(self.patience if seconds is None else seconds):
+
+        def in_turn() -> T:
             if even_released:
                 self._require_same_store(holding)
             else:
@@ -197,8 +201,14 @@ class Engine:
             try:
                 return self.run(lambda pace: flow(holding.lane, pace), seconds)
             except OwnershipRefused as refused:
-                holding.belief.lose(refused.loss)
+                if holding.lane.ended is None:
+                    holding.belief.lose(refused.loss)
                 raise
+            finally:
+                if holding.lane.ended is not None:
+                    holding.belief.release()
+
+        return holding.turn.run(self.patience if seconds is None else seconds, in_turn)
 
     # --- giving back ---------------------------------------------------------------------------------------
 
@@ -221,6 +231,8 @@ class Engine:
         if not self._one_closes.acquire(timeout=max(0.0, until - _host.clock())):
             return  # another thread is at it
         try:
+            if self.closed:
+                return
             self.closing = True
             self.host.interrupt()
             self._await_acquires(until)
@@ -232,14 +244,16 @@ class Engine:
 
     def _finally(self) -> None:
         if not self.closed:
-            self.closed = True
             self.renewer.close()
             self.host.close()
             self._on_close()
+            self.closed = True
 
     def _await_acquires(self, until: float) -> None:
+        """For half of the time at most: the other half is for giving back."""
+        me, left = threading.get_ident(), (until - _host.clock()) / 2
         with self._acquired:
-            self._acquired.wait_for(lambda: not self._acquiring, max(0.0, until - _host.clock()))
+            self._acquired.wait_for(lambda: all(one == me for one in list(self._acquiring)), max(0.0, left))
 
     def _all_closed(self) -> list[Holding]:
         held = [holding for holding in self.holdings() if not (self.closed or holding.given_back)]
@@ -252,9 +266,11 @@ class Engine:
         if left <= 0:
             return
         try:
-            with holding.turn.take(min(left, 1.0)):
-                ending = Ending("released", "closed")
-                self.finish(lambda pace: tasks.end(holding.lane, ending, pace), left)
+            ending = Ending("released", "closed")
+            holding.turn.run(
+                min(left, 1.0),
+                lambda: self.finish(lambda pace: tasks.end(holding.lane, ending, pace), left),
+            )
         except EtcdFenceError as error:
             log.info("%s could not be released: %s", holding.tenure.task, error)
         outcome = self.revoke(holding.tenure, until - _host.clock())

@@ -17,7 +17,7 @@ from etcdfence._flows.pacing import Pace
 from etcdfence._records import TaskRecord, read
 from etcdfence._sync.engine import EXIT_SECONDS, Engine, GaveBack, Holding
 from etcdfence._txns import Ending, Tenure
-from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, Unavailable, Unverified
+from etcdfence.errors import EtcdFenceError, LeaseReleased, Misuse, OutcomeUnknown, Unavailable, Unverified
 from etcdfence.model import (
     Absent,
     Committed,
@@ -25,6 +25,7 @@ from etcdfence.model import (
     Entry,
     Guard,
     Loss,
+    LossReason,
     Receipt,
     Standing,
     Token,
@@ -62,14 +63,16 @@ class Lease:
         on_lost: Callable[[Lease, Loss], None] | None,
         on_unverified: Callable[[Lease, Doubt], None] | None,
     ) -> None:
-        self._engine, self._tenure, self._holding = engine, tenure, Holding(tenure)
+        self._engine, self._tenure = engine, tenure
+        self._holding = Holding(tenure, engine.host.store)
+        # First of all, so that an interrupted start is not renewed for nobody.
+        weakref.finalize(self, engine.drop, self._holding).atexit = False
         self._belief = self._holding.belief
         if on_lost is not None:
             self._belief.on_loss = _about(self, on_lost)
         if on_unverified is not None:
             self._belief.on_doubt = _about(self, on_unverified)
         engine.enter(self._holding)
-        weakref.finalize(self, engine.drop, self._holding).atexit = False
 
     # --- what it is ----------------------------------------------------------------------------------------
 
@@ -159,6 +162,8 @@ class Lease:
         """
         self._engine.require_live(self._holding)
         loss = self._engine.run(lambda pace: leases.check(self._holding.lane, pace)) or self._belief.loss
+        if loss is not None and loss.reason is LossReason.ENDED:
+            raise LeaseReleased(f"this attempt at {self.task} was ended by this process")
         if loss is not None:
             self._belief.lose(loss)
             raise fencing.ownership_refused(self._tenure, loss)
@@ -253,7 +258,10 @@ class Lease:
     def _end(self, ending: Ending) -> None:
         self._belief.ending = True
         try:
-            self._commit(lambda lane, pace: tasks.end(lane, ending, pace))
+            again = self._holding.lane.ended is not None  # then only whether it is the same ending is asked
+            self._engine.commit(
+                self._holding, lambda lane, pace: tasks.end(lane, ending, pace), even_released=again
+            )
         finally:
             self._belief.ending = False
         self._finish()

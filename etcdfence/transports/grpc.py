@@ -98,7 +98,7 @@ class GrpcTransport:
         self._members = [_Member(endpoint) for endpoint in endpoints]
         self._current = 0
         self._waits: set[Any] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close us in the middle of a call
         self._closed = self._interrupted = False
         self._handlers: dict[type[Request[Any]], Callable[[Any, float], Any]] = {
             Txn: self._txn,

@@ -241,6 +241,31 @@ def test_an_orderly_ending_is_no_loss(end: Callable[[Lease], None], taped: Taped
 
 
 @pytest.mark.req("promise-5")
+def test_a_writer_behind_a_release_is_told_released(coordinator: Coordinator) -> None:
+    """Whoever has the next turn finds a released handle, not a lost one, and leaves no refusal."""
+    for _ in range(30):
+        lease = coordinator.acquire("job")
+        outcome: list[Exception | None] = []
+
+        def write(lease: Lease = lease, outcome: list[Exception | None] = outcome) -> None:
+            try:
+                for _ in range(100):
+                    lease.put("k", "v")
+            except LeaseReleased as released:
+                outcome.append(released)
+
+        threads = [threading.Thread(target=write) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        lease.release()
+        for thread in threads:
+            thread.join(10)
+        assert {type(error) for error in outcome} == {LeaseReleased}
+        assert (lease.standing, lease.loss) == (Standing.RELEASED, None)
+    assert coordinator.describe("job").refusals == ()
+
+
+@pytest.mark.req("promise-5")
 def test_an_ending_that_was_applied_unheard_is_told_as_ended(taped: Taped) -> None:
     coordinator, tape = taped(patience=0.3)
     lease = coordinator.acquire(KEY, ttl=2)
@@ -250,6 +275,47 @@ def test_an_ending_that_was_applied_unheard_is_told_as_ended(taped: Taped) -> No
     loss = lease.wait_lost(5)
     assert loss is not None
     assert loss.reason is LossReason.ENDED
+
+
+@pytest.mark.req("promise-4", "promise-5")
+def test_an_ending_that_was_settled_is_no_loss_and_no_refusal(taped: Taped) -> None:
+    coordinator, tape = taped(patience=0.3)
+    lost: list[Loss] = []
+    lease = coordinator.acquire(KEY, ttl=2, on_lost=lambda _lease, loss: lost.append(loss))
+    tape.lose_reply(is_ending, once=False)
+    with pytest.raises(OutcomeUnknown) as unknown:
+        lease.complete(1, {"revision": 1})
+    tape.heal()
+    assert lease.settle(unknown.value) is Verdict.APPLIED
+    assert lease.standing is Standing.RELEASED
+    for call in (lambda: lease.put("k", "v"), lease.check):
+        with pytest.raises(LeaseReleased):
+            call()
+    lease.complete(1, {"revision": 1})
+    lease.release()
+    assert (lease.loss, lost) == (None, [])
+    assert coordinator.describe(KEY).refusals == ()
+
+
+@pytest.mark.req("promise-4")
+def test_repeating_an_ending_leaves_no_refusal_record(taped: Taped) -> None:
+    coordinator, tape = taped(patience=0.3)
+    lease = coordinator.acquire(KEY)
+    tape.lose_reply(is_ending, once=False)
+    with pytest.raises(OutcomeUnknown):
+        lease.complete(1, {"revision": 1})
+    tape.heal()
+    lease.complete(1, {"revision": 1})
+    assert coordinator.describe(KEY).refusals == ()
+
+
+def test_an_abandoned_handle_ends_nothing(coordinator: Coordinator) -> None:
+    lease = coordinator.acquire(KEY, ttl=2)
+    lease.abandon()
+    with pytest.raises(LeaseReleased):
+        lease.complete(1, {"revision": 1})
+    lease.release()
+    assert coordinator.describe(KEY).state is TaskState.OWNED
 
 
 @pytest.mark.req("promise-5")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from etcdfence import (
     Unavailable,
     Unverified,
 )
-from etcdfence._requests import KeepAlive, KeepAliveReply, Range, Txn
+from etcdfence._requests import KeepAlive, KeepAliveReply, Range, Request, Txn
 from etcdfence.server import LocalEtcd
 
 from ..support.proxy import Proxy
@@ -440,3 +441,34 @@ def test_losing_is_logged(connect: Connect, raw: Raw, caplog: pytest.LogCaptureF
         raw.revoke(lease.receipt.lease_id)
         assert lease.wait_lost(5)
     assert f"lost job, generation {lease.generation}: revoked" in caplog.text
+
+
+@pytest.mark.req("S0-5", "promise-5")
+def test_many_losses_at_once_cost_no_healthy_lease(taped: Taped, raw: Raw) -> None:
+    """Thirty leases are revoked while every second look at how they were lost goes unanswered."""
+    coordinator, tape = taped(patience=10.0)
+    told = Told()
+    doomed = [coordinator.acquire(f"doomed-{n}", ttl=2) for n in range(30)]
+    healthy = coordinator.acquire("healthy", ttl=2, on_unverified=told.unverified)
+    looks = [0]
+
+    def second_look(request: Request[Any]) -> bool:
+        if isinstance(request, Txn) and request.elsewhere:
+            looks[0] += 1
+            return looks[0] % 2 == 1
+        return False
+
+    def hang(_tape: Tape, request: Txn, _within: float) -> object:
+        pass_time(request.timeout or 1.0)
+        raise OutcomeUnknown("no answer in time")
+
+    tape.fault(second_look, hang, once=False)
+    for lease in doomed:
+        raw.revoke(lease.receipt.lease_id)
+    for lease in doomed:
+        assert lease.wait_lost(10)
+    before = healthy._belief.renewed_at
+    eventually("renewed twice more", lambda: healthy._belief.renewed_at > before + 1)
+    assert healthy.standing is Standing.HELD
+    assert told.doubts == []
+    assert {lease.loss.reason for lease in doomed if lease.loss} <= {LossReason.REVOKED, LossReason.EXPIRED}

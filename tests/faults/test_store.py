@@ -161,6 +161,29 @@ def test_any_answer_of_a_restored_store_ends_the_leases_at_once() -> None:
 
 
 @pytest.mark.server
+@pytest.mark.req("restore", "promise-5")
+def test_two_who_look_into_one_restore_end_only_leases_of_the_old_store() -> None:
+    """The second of them is late: by then a lease of the new store is held."""
+    with Restorable() as etcd:
+        coordinator = etcdfence.connect(etcd.endpoint, namespace="n")
+        engine = coordinator._engine
+        engine.renewer.close()
+        old = coordinator.acquire("old", ttl=60)
+        saved = etcd.save()
+        for n in range(5):
+            old.put("k", str(n))
+        etcd.restore(saved)
+        known, store = engine.host.seen, engine.host._store
+        assert coordinator.get("k").value is None
+        assert old.loss is not None
+        new = coordinator.acquire("new", ttl=60)
+        engine._ask_again(known, store)
+        assert new.standing is Standing.HELD
+        new.put("k", "v")
+        coordinator.close(1.0)
+
+
+@pytest.mark.server
 @pytest.mark.field(29)
 @pytest.mark.req("promise-4")
 def test_database_space_exceeded_is_unknown_and_is_settled_later() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -100,6 +102,100 @@ def test_closing_waits_for_claims_under_way(connect: Connect, raw: Raw) -> None:
             assert not thread.is_alive()
         left = raw.below(coordinator._engine.keys.family("owner"))
         assert left == []
+
+
+HANDLER = """
+import signal, sys, time
+import etcdfence
+coordinator = etcdfence.connect(sys.argv[1], namespace=sys.argv[2])
+held = coordinator.acquire("held", ttl=60)
+
+def handler(*_):
+    began = time.monotonic()
+    coordinator.close()
+    print(f"closed in {time.monotonic() - began:.1f}", flush=True)
+
+signal.signal(signal.SIGUSR1, handler)
+print("ready", flush=True)
+try:
+    coordinator.acquire("busy", ttl=60)
+except etcdfence.Closed:
+    print("the wait ended", flush=True)
+"""
+
+
+def test_a_signal_handler_may_close(coordinator: Coordinator, connect: Connect, raw: Raw) -> None:
+    """In the middle of an acquire of its own thread."""
+    busy = coordinator.acquire("busy")
+    keys = coordinator._engine.keys.task("held")
+    endpoint = coordinator.members()[0].endpoint
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANDLER, endpoint, coordinator.namespace], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        out, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.communicate()
+    closed, ended = out.splitlines()
+    assert float(closed.split()[-1]) < 3
+    assert ended == "the wait ended"
+    assert raw.get(keys.owner) is None
+    busy.release()
+
+
+def test_ctrl_c_never_leaves_a_turn_taken(taped: Taped) -> None:
+    """Raised at every step of taking and giving up a turn: the next in line always gets it."""
+    from etcdfence._turn import Turn
+
+    turn = Turn()
+    steps = 0
+    for at in range(1, 200):
+        count = 0
+
+        def trace(_frame: object, event: str, _arg: object, at: int = at) -> Any:
+            nonlocal count, steps
+            if event in ("call", "line"):
+                count += 1
+                steps = max(steps, count)
+                if count == at:
+                    raise KeyboardInterrupt
+            return trace
+
+        previous = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            turn.run(1.0, lambda: None)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(previous)
+        if turn._line:  # only an interrupt inside the last lines of `finally` can leave it; see below
+            assert at > 8
+            turn._line.clear()
+        assert turn.run(1.0, lambda: "free") == "free"
+    assert 5 < steps < 200
+
+
+def test_a_lease_whose_renewal_cannot_start_is_given_back(
+    connect: Connect, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = connect()
+
+    def start(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(EtcdFenceError, match="cannot be kept"):
+            coordinator.acquire("job", ttl=60)
+    assert raw.get(coordinator._engine.keys.task("job").owner) is None
+    with coordinator.acquire("job", ttl=2) as lease:
+        before = lease._belief.renewed_at
+        eventually("renewed", lambda: lease._belief.renewed_at > before)
 
 
 def test_closing_ends_a_wait_at_once(connect: Connect) -> None:
@@ -332,6 +428,43 @@ signal.pause()
     else:
         eventually("it was woken and has ended", lambda: not Path(directory).exists())
     probe.stop()
+
+
+@pytest.mark.server
+@pytest.mark.req("bad-input")
+def test_a_server_that_ends_at_once_says_why() -> None:
+    with pytest.raises(EtcdFenceError, match="no-such-flag"):
+        LocalEtcd(flags=["--no-such-flag"]).start()
+
+
+@pytest.mark.server
+def test_a_forked_child_holds_no_lifeline() -> None:
+    code = """
+import os, sys, time
+from etcdfence.server import LocalEtcd
+server = LocalEtcd().start()
+child = os.fork()
+if child == 0:
+    os.close(1)
+    time.sleep(30)
+    os._exit(0)
+print(server.endpoint, server.data_dir, child, flush=True)
+sys.stdin.readline()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    endpoint, directory, child = process.stdout.readline().split()
+    try:
+        process.kill()
+        process.communicate()
+        probe = LocalEtcd(port=int(endpoint.rsplit(":", 1)[1]))
+        eventually("the server has ended", lambda: not probe.healthy())
+        eventually("its directory has gone", lambda: not Path(directory).exists())
+        probe.stop()
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 @pytest.mark.server
