@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -41,10 +41,8 @@ class Turn:
                 self._changed.notify_all()
 
     def _await(self, me: object, seconds: float) -> None:
-        until = time.monotonic() + seconds
         with self._changed:
-            while self._line[0] is not me:
-                left = until - time.monotonic()
-                if left <= 0:
-                    raise Unavailable(f"another write of this lease was still under way after {seconds:g} s")
-                self._changed.wait(min(left, LOOK_AGAIN))
+            for _ in range(math.ceil(seconds / LOOK_AGAIN)):
+                if self._changed.wait_for(lambda: self._line[0] is me, LOOK_AGAIN):
+                    return
+        raise Unavailable(f"another write of this lease was still under way after {seconds:g} s")

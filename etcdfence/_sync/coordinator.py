@@ -200,6 +200,9 @@ class Coordinator:
 
         Takes at most about `timeout` seconds; a lease that could not be given back ends with its TTL. In a
         process forked from the one that connected it does nothing: the leases are the parent's.
+
+        Not from a signal handler, as no other call: gRPC's locks are not reentrant, and a handler runs in the
+        middle of whatever its thread was doing. Raise an exception there, as Ctrl-C does, or set an event.
         """
         if self._engine.host.forked:
             return

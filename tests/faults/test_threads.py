@@ -104,49 +104,6 @@ def test_closing_waits_for_claims_under_way(connect: Connect, raw: Raw) -> None:
         assert left == []
 
 
-HANDLER = """
-import signal, sys, time
-import etcdfence
-coordinator = etcdfence.connect(sys.argv[1], namespace=sys.argv[2])
-held = coordinator.acquire("held", ttl=60)
-
-def handler(*_):
-    began = time.monotonic()
-    coordinator.close()
-    print(f"closed in {time.monotonic() - began:.1f}", flush=True)
-
-signal.signal(signal.SIGUSR1, handler)
-print("ready", flush=True)
-try:
-    coordinator.acquire("busy", ttl=60)
-except etcdfence.Closed:
-    print("the wait ended", flush=True)
-"""
-
-
-def test_a_signal_handler_may_close(coordinator: Coordinator, connect: Connect, raw: Raw) -> None:
-    """In the middle of an acquire of its own thread."""
-    busy = coordinator.acquire("busy")
-    keys = coordinator._engine.keys.task("held")
-    endpoint = coordinator.members()[0].endpoint
-    process = subprocess.Popen(
-        [sys.executable, "-c", HANDLER, endpoint, coordinator.namespace], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGUSR1)
-        out, _ = process.communicate(timeout=20)
-    finally:
-        process.kill()
-        process.communicate()
-    closed, ended = out.splitlines()
-    assert float(closed.split()[-1]) < 3
-    assert ended == "the wait ended"
-    assert raw.get(keys.owner) is None
-    busy.release()
-
-
 def test_ctrl_c_never_leaves_a_turn_taken(taped: Taped) -> None:
     """Raised at every step of taking and giving up a turn: the next in line always gets it."""
     from etcdfence._turn import Turn
