@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from etcdfence import _txns
 from etcdfence._flow import Flow
 from etcdfence._flows import leases
-from etcdfence._flows.pacing import Pace
+from etcdfence._flows.pacing import Pace, unanswered
 from etcdfence._records import ProvenanceRecord, RefusalRecord, RefusedTry, read
 from etcdfence._requests import Delete, FreshId, KeyValue, Now, Operation, Put, Range, Stamp, Txn, TxnReply
 from etcdfence.errors import (
@@ -347,7 +347,7 @@ def get(name: str, data: bytes, beside: bytes, pace: Pace) -> Flow[Entry]:
         try:
             reply = yield from _txns.reading(Range(data), Range(beside))
         except (OutcomeUnknown, Unavailable) as error:
-            yield from pace.again(error)
+            yield from pace.again(unanswered(error))
         else:
             found, provenance = (one.first for one in reply.reads)
             return _entry(name, found, provenance)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from etcdfence import _timing, _txns
 from etcdfence._flow import Flow
-from etcdfence._flows.pacing import Pace, pace_for
+from etcdfence._flows.pacing import Pace, pace_for, unanswered
 from etcdfence._keys import TaskKeys
 from etcdfence._records import AttemptRecord, End, EpochRecord, OwnerRecord, Unreadable, read
 from etcdfence._requests import (
@@ -73,7 +73,7 @@ def find_epoch(key: bytes, pace: Pace) -> Flow[Epoch]:
         try:
             reply = yield from _txns.found_epoch(key, record.to_bytes())
         except (OutcomeUnknown, Unavailable) as error:
-            yield from pace.again(error)
+            yield from pace.again(unanswered(error))
         else:
             kv = reply.reads[0].first
             if kv is None:
@@ -428,7 +428,7 @@ def check(lane: Lane, pace: Pace) -> Flow[Loss | None]:
         try:
             reply = yield from _txns.reading(*tenure.evidence_reads)
         except (OutcomeUnknown, Unavailable) as error:
-            yield from pace.again(error)
+            yield from pace.again(unanswered(error))
         else:
             if _txns.Evidence.of(reply).guard_holds(tenure.guard):
                 return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from etcdfence import _timing
 from etcdfence._flow import Flow
 from etcdfence._requests import Now, Sleep
-from etcdfence.errors import EtcdFenceError
+from etcdfence.errors import EtcdFenceError, Unavailable
 
 
 @dataclass(slots=True)
@@ -25,6 +25,12 @@ class Pace:
         if now.clock + pause >= self.deadline:
             raise error
         yield from Sleep(pause)
+
+
+def unanswered(error: EtcdFenceError) -> Unavailable:
+    """What a lost answer means for a request that changes nothing (or only what may be done twice): no outcome is
+    unknown, it simply was not answered."""
+    return error if isinstance(error, Unavailable) else Unavailable(str(error))
 
 
 def pace_for(seconds: float) -> Flow[Pace]:

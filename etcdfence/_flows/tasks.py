@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from etcdfence import _txns
 from etcdfence._flow import Flow
 from etcdfence._flows.fencing import Lane, commit
-from etcdfence._flows.pacing import Pace, pace_for
+from etcdfence._flows.pacing import Pace, pace_for, unanswered
 from etcdfence._keys import Keys, TaskKeys, parse_segment
 from etcdfence._records import (
     AttemptRecord,
@@ -177,7 +177,7 @@ def _read(ranges: Sequence[Range], pace: Pace) -> Flow[TxnReply]:
         try:
             return (yield from _txns.reading(*ranges))
         except (OutcomeUnknown, Unavailable) as error:
-            yield from pace.again(error)
+            yield from pace.again(unanswered(error))
 
 
 # --- retention ---------------------------------------------------------------------------------------------

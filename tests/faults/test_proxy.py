@@ -46,6 +46,16 @@ def test_swallowed_answers(connect: Connect, endpoint: str, raw: Raw) -> None:
 
 
 @pytest.mark.req("promise-4")
+def test_a_read_has_no_unknown_outcome(connect: Connect, endpoint: str) -> None:
+    with Proxy(endpoint) as proxy:
+        coordinator = connect(proxy.endpoint, request_timeout=0.3, patience=0.5)
+        proxy.swallow()
+        for read in (lambda: coordinator.get("k"), lambda: coordinator.describe("job"), coordinator.tasks):
+            with pytest.raises(Unavailable):
+                read()
+
+
+@pytest.mark.req("promise-4")
 def test_whatever_a_caller_was_told_is_true(connect: Connect, endpoint: str, raw: Raw) -> None:
     """Short patience: calls end as done, unavailable or unknown; afterwards the store agrees with each."""
     with Proxy(endpoint) as proxy:
