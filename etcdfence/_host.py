@@ -30,7 +30,7 @@ from etcdfence.errors import Closed
 
 T = TypeVar("T")
 SHORTEST_TRY: Final = 0.5  # seconds
-NOTHING_SEEN: Final = Header(0, 0, 0)
+NOTHING_SEEN: Final = Header(0, 0)
 
 # A monotonic clock that counts suspend where there is one: a laptop that slept must not believe its lease.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

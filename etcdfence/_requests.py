@@ -76,7 +76,6 @@ class KeyValue:
 @dataclass(frozen=True, slots=True)
 class Header:
     cluster_id: int
-    member_id: int
     revision: int
 
     def older_than(self, known: Header) -> bool:

@@ -37,8 +37,9 @@ class Turn:
         finally:
             if me in self._line:
                 self._line.remove(me)
-            with self._changed:
-                self._changed.notify_all()
+            if self._line:
+                with self._changed:
+                    self._changed.notify_all()
 
     def _await(self, me: object, seconds: float) -> None:
         with self._changed:

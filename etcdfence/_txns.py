@@ -352,10 +352,10 @@ def commit(tenure: Tenure, seen: int, change: Change) -> Txn:
         compares=(
             *tenure.guard_compares,
             unmoved(tenure.marker, seen),
-            *(expected.compare for expected in change.expectations),
+            *[expected.compare for expected in change.expectations],
         ),
         success=(*change.operations, ending, *change.reads),
-        failure=(*tenure.evidence_reads, *(expected.read() for expected in change.expectations)),
+        failure=(*tenure.evidence_reads, *[expected.read() for expected in change.expectations]),
     )
 
 

@@ -112,7 +112,7 @@ def _reads(responses: Iterable[pb.ResponseOp]) -> Iterable[RangeReply]:
 
 
 def header(message: pb.ResponseHeader) -> Header:
-    return Header(message.cluster_id, message.member_id, message.revision)
+    return Header(message.cluster_id, message.revision)
 
 
 def key_value(message: pb.KeyValue) -> KeyValue:

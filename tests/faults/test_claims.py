@@ -67,7 +67,7 @@ def unanswered_claim(taped: Taped, connect: Connect, raw: Raw, *, sealed: bool) 
     tape.delay(is_claim)
     tape.fault(a(Revoke), lambda *_: RevokeReply(found=True), once=False)  # answered, but never reaches etcd
     if not sealed:
-        tape.fault(is_seal, lambda *_: TxnReply(Header(0, 0, 0), True, ()))
+        tape.fault(is_seal, lambda *_: TxnReply(Header(0, 0), True, ()))
     with pytest.raises(Held) as held:
         coordinator.try_acquire("job", ttl=60)
     assert held.value.owner is not None and held.value.owner.generation == holder.generation

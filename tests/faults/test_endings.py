@@ -328,7 +328,7 @@ def test_one_stale_read_is_no_loss(taped: Taped) -> None:
     def stale(tape: Tape, request: Txn, within: float) -> TxnReply:
         true = tape.wire.call(request, within)
         reads = (true.reads[0], *(RangeReply((), 0) for _ in true.reads[1:]))
-        header = type(true.header)(true.header.cluster_id, true.header.member_id, lease.generation - 1)
+        header = type(true.header)(true.header.cluster_id, lease.generation - 1)
         return TxnReply(header, True, reads)
 
     tape.fault(
