@@ -43,7 +43,7 @@ class Belief:
         self.task, self.generation, self.granted = task, generation, granted
         self.on_loss: Callable[[Loss], None] | None = None
         self.on_doubt: Callable[[Doubt], None] | None = None
-        self.lost = threading.Event()
+        self.finished = threading.Event()  # lost or released
         self._clock = clock
         self._lock = threading.RLock()  # a finaliser may come in the middle of a decision
         self._renewed = granted_at
@@ -86,6 +86,7 @@ class Belief:
     def release(self) -> None:
         with self._lock:
             self.released = True
+        self.finished.set()
 
     def lose(self, loss: Loss) -> None:
         """The first loss counts and is told once; a released lease cannot be lost any more."""
@@ -94,7 +95,7 @@ class Belief:
                 return
             told = Loss(loss.reason, loss.current, self._renewed_wall)
             self._loss = told
-        self.lost.set()
+        self.finished.set()
         _tell(self.on_loss, told)
         level = logging.INFO if told.reason is LossReason.CLOSED else logging.WARNING
         log.log(level, "lost %s, generation %s: %s", self.task, self.generation, told.reason)

@@ -187,7 +187,7 @@ def claim_answer(ask: Claim, reply: TxnReply) -> ClaimAnswer:
     if attempt is not None:
         return Ran(_mine(ask, owner), reply.header.cluster_id, record)
     if closed is not None:
-        return Shut(closed_state(closed), record)
+        return Shut(closed_state(closed) or "its closing record cannot be read", record)
     if epoch is None or epoch.value != ask.epoch_value:
         return OtherEpoch(epoch)
     return Taken(owner_of(owner) if owner else None, reply.header.revision)
@@ -198,9 +198,10 @@ def _mine(ask: Claim, owner: KeyValue | None) -> int | None:
     return owner.mod_revision if owner is not None and mine else None
 
 
-def closed_state(closed: KeyValue) -> str:
+def closed_state(closed: KeyValue) -> str | None:
+    """How a task was closed; None where its tombstone cannot be read. It is closed all the same."""
     record = read(ClosedRecord, closed)
-    return "completed" if isinstance(record, Unreadable) else record.state
+    return None if isinstance(record, Unreadable) else record.state
 
 
 def task_result(record: KeyValue | None) -> object:

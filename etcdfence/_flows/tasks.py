@@ -279,6 +279,9 @@ def _basis(
     before = read(AttemptRecord, last) if last else None
     if isinstance(before, Unreadable):
         trouble.append(str(before))
+    tombstone = read(ClosedRecord, closed) if closed else None
+    if isinstance(tombstone, Unreadable):
+        trouble.append(str(tombstone))
     attempt = before.view() if isinstance(before, AttemptRecord) else None
     return TaskDescription(
         task=task.task,
@@ -286,7 +289,8 @@ def _basis(
         state=task_state(
             owned=owner is not None,
             last_ended=None if attempt is None else attempt.ended is not None,
-            closed=_txns.closed_state(closed) if closed else None,
+            # Closed in a way we cannot read: nobody may take it for done, and a person has to look.
+            closed=(_txns.closed_state(closed) or "failed") if closed else None,
         ),
         epoch=0,
         revision=0,

@@ -174,9 +174,9 @@ class Lease:
         return f"the lease is {self.standing} ({self.doubt or 'over'})"
 
     def wait_lost(self, timeout: float | None = None) -> Loss | None:
-        """Wait until the lease is lost, at most `timeout` seconds; None when it is not."""
+        """Wait until the lease is lost, at most `timeout` seconds; None when it is not, or was given back."""
         limit = None if timeout is None else _timing.checked_seconds(timeout, "timeout")
-        self._belief.lost.wait(limit)
+        self._belief.finished.wait(limit)
         return self._belief.loss
 
     def get(self, key: str) -> Entry:

@@ -34,7 +34,8 @@ from etcdfence import (
 )
 
 from ..support.raw import Raw
-from ..support.waiting import eventually
+from ..support.tape import is_claim
+from ..support.waiting import eventually, pass_time
 
 Connect = Callable[..., Coordinator]
 KEY = TaskKey("notify", "shipment-42")
@@ -115,17 +116,43 @@ def test_a_name_decides_nothing(connect: Connect, raw: Raw, monkeypatch: pytest.
     successor.put("k", "v")
 
 
-@pytest.mark.req("S0-5")
-def test_acquire_waits_for_the_owner_to_go(coordinator: Coordinator, connect: Connect) -> None:
+def test_acquire_waits_without_polling(coordinator: Coordinator, taped: Callable[..., Any]) -> None:
+    """While the owner stays, a waiter sends nothing; when it goes, one more claim."""
     lease = coordinator.acquire("job")
+    waiter, tape = taped()
     got: list[etcdfence.Lease] = []
-    waiter = threading.Thread(target=lambda: got.append(connect().acquire("job", wait=20)))
-    waiter.start()
-    eventually("the waiter watches", lambda: coordinator.describe("job") and waiter.is_alive())
-    assert got == []
+    thread = threading.Thread(target=lambda: got.append(waiter.acquire("job", wait=20)))
+    thread.start()
+    eventually("it watches", lambda: tape.wire._waits)
+    sent = len(tape.sent)
+    pass_time(1)
+    assert (len(tape.sent), got) == (sent, [])
     lease.release()
-    waiter.join(10)
+    thread.join(10)
     assert got[0].generation > lease.generation
+    assert len([request for request in tape.sent if is_claim(request)]) == 2
+    got[0].release()
+
+
+def test_waiting_for_a_loss_ends_with_the_lease(coordinator: Coordinator) -> None:
+    """A watcher thread must not wait for ever for the loss of a lease that was given back."""
+    for end in ("release", "abandon"):
+        lease = coordinator.acquire(f"job-{end}", ttl=2)
+        said: list[etcdfence.Loss | None] = []
+        thread = threading.Thread(target=lambda lease=lease, said=said: said.append(lease.wait_lost()))
+        thread.start()
+        getattr(lease, end)()
+        thread.join(10)
+        assert said == [None]
+
+
+def test_a_tombstone_that_cannot_be_read_still_closes(coordinator: Coordinator, raw: Raw) -> None:
+    raw.put(coordinator._engine.keys.task(KEY).closed, b'{"format":2}')
+    with pytest.raises(TaskClosed, match="cannot be read"):
+        coordinator.acquire(KEY)
+    found = coordinator.describe(KEY)
+    assert found.state is TaskState.FAILED
+    assert "ClosedRecord" in found.unreadable[0]
 
 
 @pytest.mark.req("P-35")
@@ -210,7 +237,6 @@ def test_the_token_never_moves_under_its_owner(coordinator: Coordinator, raw: Ra
 # --- writing -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("S0-16", "S2-35")
 def test_expectations(coordinator: Coordinator) -> None:
     lease = coordinator.acquire("job")
     assert coordinator.get("k") == etcdfence.Entry("k", None, ABSENT)
@@ -709,7 +735,6 @@ def test_a_generation_that_is_none_cannot_be_built(generation: Any) -> None:
         dataclasses.replace(guard, lease_id=generation)
 
 
-@pytest.mark.req("S2-11")
 def test_tokens_are_ordered_as_pairs() -> None:
     tokens = [etcdfence.Token(2, 1), etcdfence.Token(1, 9), etcdfence.Token(1, 10)]
     assert [str(token) for token in sorted(tokens)] == ["1.9", "1.10", "2.1"]

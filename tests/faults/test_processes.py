@@ -87,7 +87,9 @@ def test_a_process_ends_at_once_and_gives_back(
 
 
 @pytest.mark.req("exit")
-@pytest.mark.parametrize("body", ["time.sleep(60)", "with lease:\n    time.sleep(60)", "lease.wait_lost(60)"])
+@pytest.mark.parametrize(
+    "body", ["threading.Event().wait(60)", "with lease:\n    threading.Event().wait(60)", "lease.wait_lost(60)"]
+)
 def test_ctrl_c_ends_a_process_at_once(body: str, script: Callable[..., Script], coordinator: Coordinator) -> None:
     holder = script(body)
     holder.process.send_signal(signal.SIGINT)
@@ -102,7 +104,7 @@ def test_a_process_ends_at_once_although_etcd_does_not_answer(
     script: Callable[..., Script], endpoint: str
 ) -> None:
     with Proxy(endpoint) as proxy:
-        holder = script("with lease:\n    time.sleep(60)", proxy.endpoint)
+        holder = script("with lease:\n    threading.Event().wait(60)", proxy.endpoint)
         proxy.swallow()
         holder.process.send_signal(signal.SIGINT)
         returncode, _, _ = holder.ended(3)
@@ -125,7 +127,7 @@ def test_a_killed_owner_leaves_the_task_claimable(script: Callable[..., Script],
         [
             sys.executable,
             "-c",
-            PREAMBLE.replace("ttl=30", "ttl=2") + "lease.put('k','v'); time.sleep(60)",
+            PREAMBLE.replace("ttl=30", "ttl=2") + "lease.put('k','v'); threading.Event().wait(60)",
             coordinator.members()[0].endpoint,
             coordinator.namespace,
         ],

@@ -55,7 +55,7 @@ def renewals(tape: Tape) -> int:
     return len([request for request in tape.sent if isinstance(request, KeepAlive)])
 
 
-@pytest.mark.req("S0-5", "S2-13", "S2-30")
+@pytest.mark.req("S0-5", "S2-13")
 def test_an_idle_owner_is_renewed_and_writes_nothing(taped: Taped, raw: Raw) -> None:
     coordinator, tape = taped()
     with coordinator.acquire("job", ttl=2) as lease:
@@ -120,7 +120,7 @@ def test_reason_lease_revoked(taped: Taped, raw: Raw) -> None:
 
 
 @pytest.mark.field(4)
-@pytest.mark.req("promise-5")
+@pytest.mark.req("promise-5", "S2-30")
 @pytest.mark.parametrize("absent", [False, True])
 def test_ttl_zero_alone_is_no_loss(taped: Taped, absent: bool) -> None:
     """A deposed leader was seen to say it of live leases: the owner key decides. The field may be absent, too."""

@@ -37,7 +37,7 @@ def applied(tape: Tape) -> list[bool]:
     return [isinstance(answer, TxnReply) and answer.succeeded for answer in tape.deliver()]
 
 
-@pytest.mark.req("promise-3", "S0-17")
+@pytest.mark.req("promise-3")
 @pytest.mark.field(28, 31)
 def test_a_lost_reply_is_answered_by_the_marker(taped: Taped, raw: Raw) -> None:
     coordinator, tape = taped()
@@ -118,7 +118,7 @@ def test_without_the_marker_a_late_first_try_overtakes(taped: Taped, raw: Raw) -
     assert late_first_try(taped, raw, is_marker) == b"one"
 
 
-@pytest.mark.req("promise-3", "S2-30")
+@pytest.mark.req("promise-3")
 def test_two_threads_of_one_lease_write_one_after_the_other(taped: Taped, raw: Raw) -> None:
     """The second thread's write waits while the first one's is under way, and a late copy of the first is dead."""
     coordinator, tape = taped(patience=10.0)
@@ -146,7 +146,7 @@ def test_two_threads_of_one_lease_write_one_after_the_other(taped: Taped, raw: R
     assert raw.get(coordinator._engine.keys.data("k")).version == 2
 
 
-@pytest.mark.req("promise-2", "promise-3", "S2-36")
+@pytest.mark.req("promise-2", "promise-3", "S0-17", "S2-36")
 @pytest.mark.field(84)
 def test_a_late_write_lands_under_no_successor(
     taped: Taped, raw: Raw, connect: Callable[..., Coordinator]
