@@ -204,7 +204,8 @@ class Renewer:
     def _step(self) -> Work:
         with self._changed:
             self._leases = [lease for lease in self._leases if not lease.over]
-            if self._closed or (not self._leases and not self._changed.wait_for(self._wanted, IDLE)):
+            self._changed.wait_for(self._wanted, IDLE)
+            if self._closed or not self._leases:
                 self._thread = None
                 return Work.DONE
             leases, now = self._leases, self._clock()

@@ -249,6 +249,20 @@ def test_a_logging_handler_that_raises_ends_no_renewal(connect: Connect, raw: Ra
     assert kept.standing is Standing.HELD
 
 
+def test_a_closed_coordinator_keeps_no_thread(connect: Connect) -> None:
+    """Closed while it holds something, and closed while its thread waits for the next lease."""
+    for released in (False, True):
+        coordinator = connect()
+        lease = coordinator.acquire(f"job-{released}", ttl=60)
+        thread = coordinator._engine.renewer._thread
+        assert thread is not None
+        if released:
+            lease.release()
+        coordinator.close()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 def test_an_idle_coordinator_keeps_no_thread(connect: Connect) -> None:
     coordinator = connect()
     coordinator.acquire("job").release()
