@@ -30,6 +30,7 @@ class Request(Generic[T]):
 class Target(StrEnum):
     CREATE = "CREATE"
     MOD = "MOD"
+    VERSION = "VERSION"
     VALUE = "VALUE"
     LEASE = "LEASE"
 
@@ -70,6 +71,7 @@ class KeyValue:
     value: bytes
     create_revision: int
     mod_revision: int
+    version: int
     lease: int
 
 

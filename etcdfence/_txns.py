@@ -148,9 +148,10 @@ class Won:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The attempt exists already: an earlier try was applied. `generation` while it owns the task still."""
+    """The attempt exists already: an earlier try was applied at `began`. `generation` while it owns the task still."""
 
     generation: int | None
+    began: int
     cluster_id: int
     record: KeyValue | None
 
@@ -185,7 +186,7 @@ def claim_answer(ask: Claim, reply: TxnReply) -> ClaimAnswer:
         return Won(owner.mod_revision, reply.header.cluster_id, record, last)
     owner, attempt, closed, epoch, record = (found.first for found in reply.reads)
     if attempt is not None:
-        return Ran(_mine(ask, owner), reply.header.cluster_id, record)
+        return Ran(_mine(ask, owner), attempt.create_revision, reply.header.cluster_id, record)
     if closed is not None:
         return Shut(closed_state(closed) or "its closing record cannot be read", record)
     if epoch is None or epoch.value != ask.epoch_value:
@@ -223,9 +224,9 @@ def landed(ask: Claim, reply: TxnReply) -> Ran | None:
     """What a refused seal found: a tenure of this attempt, or (None) an earlier try of the same seal."""
     owner, record, attempt = (found.first for found in reply.reads)
     found = read(AttemptRecord, attempt) if attempt else None
-    if isinstance(found, AttemptRecord) and found.sealed:
+    if attempt is None or (isinstance(found, AttemptRecord) and found.sealed):
         return None
-    return Ran(_mine(ask, owner), reply.header.cluster_id, record)
+    return Ran(_mine(ask, owner), attempt.create_revision, reply.header.cluster_id, record)
 
 
 def mark_lost(keys: TaskKeys, predecessor: AttemptRecord, made_at: int, ended: AttemptRecord) -> Txn:

@@ -35,6 +35,7 @@ from etcdfence._requests import (
 from etcdfence.errors import (
     EtcdFenceError,
     LeaseExists,
+    LeaseLost,
     LeaseNotFound,
     Misuse,
     OutcomeUnknown,
@@ -124,8 +125,9 @@ def claim(bid: Bid, wish: Wish, pace: Pace) -> Flow[_txns.Tenure | _txns.Taken]:
                 return _tenure(bid, wish, ask, generation, answer)
             case _txns.Ran(int(generation)):
                 return _tenure(bid, wish, ask, generation, answer)
-            case _txns.Ran():
-                yield from pace.again(Unavailable(f"{wish.keys.task}: the claim was applied and is over again"))
+            case _txns.Ran(_, began):  # applied, and over again before its answer was heard
+                over = Loss(LossReason.GONE)
+                yield from pace.again(LeaseLost(task=wish.keys.task, generation=began, loss=over, revision=None))
             case _txns.OtherEpoch(KeyValue() as kv):
                 wish = replace(wish, epoch=epoch_from(kv))
             case _txns.OtherEpoch():

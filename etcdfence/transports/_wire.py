@@ -68,6 +68,8 @@ def _fill_compare(message: pb.Compare, compare: Compare) -> None:
             message.mod_revision = number
         case Target.CREATE, int(number):
             message.create_revision = number
+        case Target.VERSION, int(number):
+            message.version = number
         case Target.LEASE, int(number):
             message.lease = number
         case _:
@@ -92,7 +94,10 @@ def _fill_range(message: pb.RangeRequest, request: Range) -> None:
     message.key = request.key
     if request.range_end:
         message.range_end, message.limit = request.range_end, request.limit
-        message.keys_only, message.count_only = request.keys_only, request.count_only
+    if request.keys_only:
+        message.keys_only = True
+    if request.count_only:
+        message.count_only = True
     if request.order in _SORT:
         message.sort_order, message.sort_target = _SORT[request.order]
 
@@ -121,5 +126,6 @@ def key_value(message: pb.KeyValue) -> KeyValue:
         value=message.value,
         create_revision=message.create_revision,
         mod_revision=message.mod_revision,
+        version=message.version,
         lease=message.lease,
     )

@@ -268,7 +268,7 @@ def test_a_wrong_configuration_file_is_named(content: str, tmp_path: Path) -> No
 
 
 def stored(value: bytes, key: bytes = b"/k", revision: int = 5, lease: int = 0) -> KeyValue:
-    return KeyValue(key, value, revision, revision, lease)
+    return KeyValue(key, value, revision, revision, 1, lease)
 
 
 def test_unknown_fields_survive_a_rewrite() -> None:

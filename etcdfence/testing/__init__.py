@@ -1,0 +1,1 @@
+"""For tests of etcdfence, and of what is built on it."""

@@ -1,0 +1,319 @@
+"""What workers and operators do, as programs for the explorer.
+
+A worker does what the shells do around the flows, in their order: acquire, write, end, give the etcd lease
+back, and after a call that was given up withdraw what it had set in motion. It notes what its caller was told:
+
+    ("claiming", attempt)              a claim of this attempt may be under way
+    ("owns", attempt, generation)      ("not owner", attempt)           ("claim unknown", attempt)
+    ("wrote", write id, revision)      ("not written", write id)        ("write unknown", write id)
+    ("settled", write id, verdict)     ("ended", attempt, how)          ("lost", attempt, reason)
+    ("left", attempt)                  something was left to run out, and the caller was told
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from etcdfence._flow import Flow
+from etcdfence._flows import fencing, leases, tasks
+from etcdfence._flows.fencing import Check, Edit, Lane
+from etcdfence._flows.leases import Bid, Epoch, Wish
+from etcdfence._flows.pacing import Pace, pace_for
+from etcdfence._keys import Keys
+from etcdfence._records import EpochRecord
+from etcdfence._requests import FreshId, Header, Operation, Put, Request, Stamp, Txn
+from etcdfence._txns import Change, Ending, Tenure
+from etcdfence.errors import EtcdFenceError, OutcomeUnknown, OwnershipRefused
+from etcdfence.model import ABSENT, Absent, Loss, TaskKey
+from etcdfence.testing.explore import Cancelled, Note, Program
+from etcdfence.testing.memory import State, step
+
+T = TypeVar("T")
+KEYS = Keys("n")
+JOB = KEYS.task(TaskKey("op", "job"))
+EPOCH = EpochRecord(number=1, id="first").to_bytes()
+PATIENCE = 10.0
+RELEASED = Ending("released")
+COMPLETED = Ending("completed", closes="completed", result="done", evidence={"revision": 1})
+FAILED = Ending("failed", "it broke")
+FAILED_FOR_GOOD = Ending("failed", "it cannot be done", closes="failed")
+
+
+def begun(*operations: Operation) -> State:
+    """A store with an epoch, and whatever else a scenario begins with."""
+    state, _ = step(State(), Txn((), (Put(KEYS.epoch, EPOCH), *operations)))
+    return state
+
+
+def wish(name: str) -> Wish:
+    return Wish(JOB, holder=name, host="host", pid=1, ttl=10, epoch=Epoch(KEYS.epoch, EPOCH, 1))
+
+
+Step = Callable[[Lane], Flow[Any]]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """`waits`: seconds to wait for the task (0: not at all, None: without limit); then the steps, in order."""
+
+    name: str
+    steps: tuple[Step, ...] = ()
+    waits: float | None = 0.0
+    ends: Ending | None = RELEASED
+
+    def program(self, again: Worker | None = None) -> Program:
+        return Program(self.name, self.run, again.run if again else None)
+
+    def run(self) -> Flow[None]:
+        tenure = yield from owned(self.name, self.waits)
+        if tenure is None:
+            return
+        lane = Lane(tenure, tenure.granted_at)
+        try:
+            for one in self.steps:
+                yield from one(lane)
+            yield from self._end(lane)
+        except OwnershipRefused as refused:
+            yield from Note(("lost", tenure.attempt.attempt, refused.loss.reason))
+            yield from give_back(tenure)
+        except (EtcdFenceError, Cancelled):
+            yield from self._leave(lane)
+
+    def _end(self, lane: Lane) -> Flow[None]:
+        if self.ends is None:
+            return
+        yield from ended(lane, self.ends)
+        yield from give_back(lane.tenure)
+
+    def _leave(self, lane: Lane) -> Flow[None]:
+        """What leaving a block does whose body met no etcd, or was interrupted."""
+        try:
+            yield from ended(lane, RELEASED)
+        except OwnershipRefused as refused:
+            yield from Note(("lost", lane.tenure.attempt.attempt, refused.loss.reason))
+        except (EtcdFenceError, Cancelled):
+            yield from Note(("left", lane.tenure.attempt.attempt))
+        yield from give_back(lane.tenure)
+
+
+def ended(lane: Lane, ending: Ending) -> Flow[None]:
+    pace = yield from pace_for(PATIENCE)
+    ids: list[str] = []
+    try:
+        yield from tapped(tasks.end(lane, ending, pace), ids)
+    except (OutcomeUnknown, Cancelled):
+        raise
+    except EtcdFenceError:
+        for one in ids:
+            yield from Note(("not written", one))
+        raise
+    yield from Note(("ended", lane.tenure.attempt.attempt, ending.how))
+
+
+def owned(name: str, waits: float | None) -> Flow[Tenure | None]:
+    """Acquire as the shells do it."""
+    bid = Bid()
+    until = None if waits is None else waits
+    try:
+        outcome = yield from leases.acquire(bid, wish(name), PATIENCE, until)
+    except OutcomeUnknown:
+        yield from _withdraw(bid, "claim unknown")
+        return None
+    except EtcdFenceError:
+        yield from _withdraw(bid, "not owner")
+        return None
+    except Cancelled:
+        yield from _withdraw(bid, "claim unknown")
+        return None
+    if isinstance(outcome, Tenure):
+        bid.lease_ids.remove(outcome.guard.lease_id)
+        yield from Note(("owns", outcome.attempt.attempt, outcome.generation))
+        yield from _undo(bid)
+        return outcome
+    yield from _withdraw(bid, "not owner")
+    return None
+
+
+def _withdraw(bid: Bid, told: str) -> Flow[None]:
+    if bid.ask is not None:
+        yield from Note((told, bid.ask.attempt.attempt))
+    yield from _undo(bid)
+    if bid.lease_ids and bid.ask is not None:
+        yield from Note(("left", bid.ask.attempt.attempt))
+
+
+def _undo(bid: Bid) -> Flow[None]:
+    try:
+        yield from leases.withdraw(bid, (yield from pace_for(PATIENCE)))
+    except EtcdFenceError:
+        return
+
+
+def give_back(tenure: Tenure) -> Flow[None]:
+    bid = Bid(lease_ids=[tenure.guard.lease_id])
+    yield from _undo(bid)
+    if bid.lease_ids:
+        yield from Note(("left", tenure.attempt.attempt))
+
+
+# --- what a worker does under its lease --------------------------------------------------------------------
+
+
+def edit(name: str, value: str | None) -> Edit:
+    return Edit(name, KEYS.data(name), KEYS.provenance(name), None if value is None else value.encode())
+
+
+def put(name: str, value: str, expect: int | Absent | None = None) -> Step:
+    checks = () if expect is None else (Check(name, KEYS.data(name), expect),)
+    return lambda lane: _written(lane, [edit(name, value)], checks)
+
+
+def create(name: str, value: str) -> Step:
+    return put(name, value, ABSENT)
+
+
+def delete(name: str) -> Step:
+    return lambda lane: _written(lane, [edit(name, None)], ())
+
+
+def _written(lane: Lane, edits: Iterable[Edit], checks: Iterable[Check]) -> Flow[None]:
+    pace = yield from pace_for(PATIENCE)
+    ids: list[str] = []
+    try:
+        committed = yield from tapped(fencing.write(lane, edits, checks, pace), ids)
+    except (OutcomeUnknown, Cancelled):
+        yield from Note(("write unknown", ids[0]))
+        raise
+    except EtcdFenceError:
+        yield from Note(("not written", ids[0]))
+        raise
+    yield from Note(("wrote", committed.write_id, committed.revision))
+
+
+def tapped(flow: Flow[T], ids: list[str]) -> Flow[T]:
+    """The flow as it is; `ids` gets every id that it was given."""
+    outcome: Any = None
+    try:
+        while True:
+            request = flow.throw(outcome) if isinstance(outcome, BaseException) else flow.send(outcome)
+            try:
+                outcome = yield request
+            except BaseException as error:  # goes on into the flow
+                outcome = error
+            else:
+                if isinstance(request, Stamp):
+                    ids.append(outcome.id)
+                elif isinstance(request, FreshId):
+                    ids.append(outcome)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def going_on(one: Step) -> Step:
+    """The step, whatever comes of it short of losing the lease: as a caller that catches and continues."""
+
+    def run(lane: Lane) -> Flow[None]:
+        try:
+            yield from one(lane)
+        except OwnershipRefused:
+            raise
+        except (EtcdFenceError, Cancelled):
+            return
+
+    return run
+
+
+def settling(one: Step) -> Step:
+    """The step; where its outcome is unknown, the caller asks `settle`."""
+
+    def run(lane: Lane) -> Flow[None]:
+        try:
+            yield from one(lane)
+        except OutcomeUnknown as error:
+            pace = yield from pace_for(PATIENCE)
+            verdict = yield from fencing.settle(lane, error.write_id or "", pace)
+            yield from Note(("settled", error.write_id, verdict))
+
+    return run
+
+
+def renewing(lane: Lane) -> Flow[None]:
+    """One round of the renewal thread."""
+    try:
+        (outcome,) = yield from leases.renew([lane], KEYS.epoch, Header(0, 0), 2.0)
+    except EtcdFenceError:
+        return
+    attempt = lane.tenure.attempt.attempt
+    if isinstance(outcome, leases.Renewed):
+        lane.renewed_at = outcome.sent.clock
+        yield from Note(("renewed", attempt))
+    elif isinstance(outcome, Loss):
+        lane.over = True
+        yield from Note(("lost", attempt, outcome.reason))
+
+
+def checking(lane: Lane) -> Flow[None]:
+    pace = yield from pace_for(PATIENCE)
+    try:
+        loss = yield from leases.check(lane, pace)
+    except EtcdFenceError:
+        return
+    attempt = lane.tenure.attempt.attempt
+    yield from Note(("lost", attempt, loss.reason) if loss else ("checked", attempt))
+
+
+def stubborn(lane: Lane) -> Flow[None]:
+    """A body that goes on writing, whether it was told of its loss or not."""
+    pace = yield from pace_for(PATIENCE)
+    write_id = yield from FreshId()
+    if lane.over:
+        yield from Note(("after loss", write_id))
+    change = Change(write_id, (Put(KEYS.data("k"), b"late"),), names=("k",))
+    try:
+        yield from fencing.commit(lane, change, pace)
+    except EtcdFenceError:
+        return
+
+
+# --- others ------------------------------------------------------------------------------------------------
+
+
+def outsider(name: str, *requests: Request[Any]) -> Program:
+    """Somebody with etcdctl, or another part of a system: these requests, one after the other."""
+
+    def run() -> Flow[None]:
+        for request in requests:
+            try:
+                yield from request
+            except EtcdFenceError:
+                return
+
+    return Program(name, run)
+
+
+def writes(*operations: Operation) -> Txn:
+    return Txn((), operations)
+
+
+def reader(name: str, *flows: Callable[[], Flow[Any]]) -> Program:
+    """Flows that only look, one after the other; what they raise for a caller is no failure."""
+
+    def run() -> Flow[None]:
+        for flow in flows:
+            try:
+                yield from flow()
+            except EtcdFenceError:
+                continue
+
+    return Program(name, run)
+
+
+def looking(flow: Callable[[Pace], Flow[Any]]) -> Callable[[], Flow[Any]]:
+    def run() -> Flow[Any]:
+        pace = yield from pace_for(PATIENCE)
+        return (yield from flow(pace))
+
+    return run
