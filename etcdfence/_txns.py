@@ -79,6 +79,14 @@ def found_epoch(key: bytes, value: bytes) -> Txn:
     return Txn((absent(key),), (Put(key, value), Range(key)), (Range(key),))
 
 
+def founded(reply: TxnReply) -> KeyValue:
+    """The epoch key that either branch of `found_epoch` has read."""
+    kv = reply.reads[0].first
+    if kv is None:  # etcd reads its own put back; anything else is not etcd
+        raise EtcdFenceError("etcd answered without the namespace's epoch key")
+    return kv
+
+
 def reading(*ranges: Range, timeout: float | None = None) -> Txn:
     """Linearizable reads at one revision."""
     return Txn((), ranges, (), timeout)
@@ -148,7 +156,7 @@ class Won:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The attempt exists already: an earlier try was applied at `began`. `generation` while it owns the task still."""
+    """The attempt exists already: an earlier try was applied at `began`. `generation` while it owns the task."""
 
     generation: int | None
     began: int
@@ -405,8 +413,8 @@ class Evidence:
         return record.ended.write if isinstance(record, AttemptRecord) and record.ended else None
 
 
-def objection(task: str, change: Change, evidence: Evidence) -> EtcdFenceError | None:
-    """Why a change was refused although the guard holds; None where every expectation holds too."""
+def objection(task: str, change: Change, evidence: Evidence) -> EtcdFenceError:
+    """Why a change was refused although the guard holds."""
     pairs = zip(change.expectations, evidence.expected, strict=True)
     broken = [(expected.name, found) for expected, found in pairs if expected.broken_by(found)]
     for name, found in broken:
@@ -414,7 +422,7 @@ def objection(task: str, change: Change, evidence: Evidence) -> EtcdFenceError |
             return UnresolvedEffects(
                 task, tuple(kv.key.decode(errors="replace").rsplit("/", 1)[1] for kv in found.kvs)
             )
-    return Conflict(tuple(name for name, _ in broken)) if broken else None
+    return Conflict(tuple(name for name, _ in broken))
 
 
 def known_to_be_over(tenure: Tenure) -> Expectation:

@@ -198,9 +198,6 @@ def _refused(lane: Lane, change: _txns.Change, reply: TxnReply, blind: bool, pac
     if lane.seen != before:
         return None
     objection = _txns.objection(lane.tenure.task, change, evidence)
-    if objection is None:
-        yield from pace.again(Unavailable("etcd refused the write, but showed nothing that speaks against it"))
-        return None
     if not blind:
         raise objection
     return (yield from _after_seal(lane, own, objection, pace))

@@ -76,10 +76,7 @@ def find_epoch(key: bytes, pace: Pace) -> Flow[Epoch]:
         except (OutcomeUnknown, Unavailable) as error:
             yield from pace.again(unanswered(error))
         else:
-            kv = reply.reads[0].first
-            if kv is None:
-                raise EtcdFenceError(f"etcd answered without the epoch key {key.decode()}")
-            return epoch_from(kv)
+            return epoch_from(_txns.founded(reply))
 
 
 @dataclass(frozen=True, slots=True)

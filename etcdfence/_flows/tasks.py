@@ -160,9 +160,7 @@ def _finished(keys: TaskKeys, ending: Ending, record: KeyValue | None) -> TaskRe
 
 
 def _named(keys: TaskKeys) -> dict[str, Any]:
-    name = parse_segment(keys.segment)
-    if not isinstance(name, TaskKey):
-        return {}
+    name = TaskKey.parse(keys.segment)
     return {"operation": name.operation, "scope": name.scope, "version": name.version}
 
 
@@ -193,8 +191,8 @@ def _trim_if_due(keys: TaskKeys, reply: TxnReply | None) -> Flow[None]:
         return
 
 
-def trim(keys: TaskKeys, pace: Pace) -> Flow[None]:
-    """Delete all but the newest attempts, history entries and refusals of a task.
+def trim(keys: TaskKeys, pace: Pace, kept: int = KEPT) -> Flow[None]:
+    """Delete all but the `kept` newest attempts, history entries and refusals of a task.
 
     What still protects against a request on its way stays: an attempt that is sealed, has no end, or whose
     claim had an unanswered try goes only once its etcd lease is gone (then no try of it can land). A marker
@@ -204,7 +202,7 @@ def trim(keys: TaskKeys, pace: Pace) -> Flow[None]:
     prefixes = (keys.attempts, keys.histories, keys.refusals)
     by_age = [_txns.below(prefix, order=Order.CREATE_ASCENDING) for prefix in prefixes]
     reply = yield from _read(by_age, pace)
-    attempts, *others = (found.kvs[: max(0, len(found.kvs) - KEPT)] for found in reply.reads)
+    attempts, *others = (found.kvs[: max(0, len(found.kvs) - kept)] for found in reply.reads)
     doomed = [kv for kvs in others for kv in kvs]
     for attempt in attempts:
         doomed += [attempt] if (yield from _no_longer_protects(attempt)) else []

@@ -42,7 +42,7 @@ from etcdfence._requests import (
     Waited,
     WaitGone,
 )
-from etcdfence.errors import EtcdFenceError, OutcomeUnknown, Unavailable
+from etcdfence.errors import EtcdFenceError, OutcomeUnknown, PermissionDenied, Unavailable
 from etcdfence.testing.memory import PENDING, State, compact, expire, restarted, step
 
 LATE: Final = 1e6  # seconds by which a clock jumps: past every deadline
@@ -57,6 +57,7 @@ class Fault(StrEnum):
     DELAYED = "delayed"  # nothing is heard; the request arrives at any later time, or never
     DUPLICATED = "duplicated"  # answered, and a second copy arrives at any later time, or never
     REFUSED = "refused"  # definitely not applied: no member could take it
+    DENIED = "denied"  # definitely not applied: the credentials were not accepted
     PAUSED = "paused"  # answered, but its sender hears of it only after all of its deadlines
     LIED = "lied"  # a keepalive that answers as if a lease that is gone were alive, or the reverse
     TIMED_OUT = "timed out"  # a wait for a key
@@ -77,6 +78,7 @@ WIRE: Final = frozenset(
         Fault.DELAYED,
         Fault.DUPLICATED,
         Fault.REFUSED,
+        Fault.DENIED,
         Fault.PAUSED,
         Fault.LIED,
         Fault.CANCELLED,
@@ -193,7 +195,7 @@ class Node:
                 outcome = local(self, request)
         except StopIteration:
             self.request = None
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what the exploration has found
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is what the exploration has found
             self.request, self.failure = None, error
 
     def number(self) -> int:
@@ -252,9 +254,10 @@ class World(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """A request that changed the store: what it found and what it left behind."""
+    """A request that changed the store: what it found and what it left behind, and what its sender had noted."""
 
     program: str
+    notes: tuple[Hashable, ...]
     before: State
     request: Request[Any]
     reply: Any
@@ -571,6 +574,8 @@ class _Explorer:
                 return
             case Fault.REFUSED:
                 error: EtcdFenceError = Unavailable("no member could take it")
+            case Fault.DENIED:
+                error = PermissionDenied("permission denied")
             case _:
                 error = OutcomeUnknown("no answer")
         if fault is not Fault.LOST_REPLY:
@@ -610,7 +615,7 @@ class _Explorer:
         if isinstance(node.request, Snapshot):
             return Move(node.program.name, None, new._replace(kept=world.store))
         restored = self._same(restarted(world.kept or world.store))
-        done = Applied(node.program.name, world.store, Restore(), None, restored)
+        done = Applied(node.program.name, node.notes, world.store, Restore(), None, restored)
         journal = world.journal + self.scenario.journal(done)
         return Move(node.program.name, None, new._replace(store=restored, journal=journal))
 
@@ -664,7 +669,7 @@ class _Explorer:
         after = self._same(after)
         if after is store:
             return after, reply, ()
-        applied = Applied(node.program.name, store, request, reply, after)
+        applied = Applied(node.program.name, node.notes, store, request, reply, after)
         self._ask(self._applied, applied, move=move)
         return after, reply, self.scenario.journal(applied)
 
@@ -703,10 +708,10 @@ def _with_flight(flights: tuple[Node, ...], node: Node) -> tuple[Node, ...]:
 def _possible(request: Request[Any] | None, changing: bool) -> frozenset[Fault]:
     """The faults that make a difference to a request."""
     if isinstance(request, KeepAlive):
-        return frozenset({Fault.LOST_REQUEST, Fault.LIED})
+        return frozenset({Fault.LOST_REQUEST, Fault.LIED, Fault.DENIED})
     if isinstance(request, WaitGone | TimeToLive) or (isinstance(request, Txn) and not _writes(request)):
-        return frozenset({Fault.LOST_REQUEST, Fault.REFUSED})
-    found = {Fault.LOST_REQUEST, Fault.DELAYED, Fault.REFUSED}
+        return frozenset({Fault.LOST_REQUEST, Fault.REFUSED, Fault.DENIED})
+    found = {Fault.LOST_REQUEST, Fault.DELAYED, Fault.REFUSED, Fault.DENIED}
     if changing:
         found |= {Fault.LOST_REPLY}
     if changing and isinstance(request, Txn):  # a grant that came twice could not be told from the first

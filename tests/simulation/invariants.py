@@ -8,6 +8,7 @@ and writes it made, in the order in which etcd applied them.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from typing import Any
 
 from etcdfence._records import AttemptRecord, ProvenanceRecord, RefusalRecord, Unreadable, owner_of, read
 from etcdfence._requests import Delete, Grant, KeyValue, Put
@@ -88,9 +89,7 @@ ONE_OWNER = Invariant("one owner: a task is claimed only while nobody owns it", 
 
 
 def _one_tenure(world: World) -> str | None:
-    if _restored(world):
-        return None
-    claims = [entry[1] for entry in world.journal if entry[0] == "claim"]  # type: ignore[index]
+    claims = [entry[1] for entry in _present(world) if entry[0] == "claim"]
     return f"an attempt owned twice: {claims}" if len(set(claims)) < len(claims) else None
 
 
@@ -102,10 +101,16 @@ def _restored(world: World) -> bool:
     return ("restored",) in world.journal
 
 
+def _present(world: World) -> list[Any]:
+    """The journal since the last restore: what came before it has been undone."""
+    entries: list[Any] = list(world.journal)
+    while ("restored",) in entries:
+        del entries[: entries.index(("restored",)) + 1]
+    return entries
+
+
 def _rising(world: World) -> str | None:
-    if _restored(world):
-        return None
-    generations = [entry[2] for entry in world.journal if entry[0] == "claim"]  # type: ignore[index]
+    generations = [entry[2] for entry in _present(world) if entry[0] == "claim"]
     return None if generations == sorted(set(generations)) else f"generations {generations}"
 
 
@@ -146,7 +151,7 @@ def _no_ghost(world: World) -> str | None:
     over = {note[1] for note in _told(world, "ended", "lost")}
     holding = {note[1] for note in _told(world, "owns")} - over
     excused = {note[1] for note in _told(world, "claim unknown", "left")}
-    if owner is None or owner in holding | excused or _restored(world) or _crashed(world):
+    if not owner or owner in holding | excused or _restored(world) or _crashed(world):
         return None
     return f"at rest {owner} owns the task, and nobody holds it"
 
@@ -196,7 +201,7 @@ ENDS_ITS_OWN = Invariant("an ending ends its own tenure", applied=_ended_by_the_
 
 def _writes(world: World, *kinds: str) -> list[tuple[str, str]]:
     """(attempt, write id) in the order in which they were applied."""
-    return [(entry[1], entry[2]) for entry in world.journal if entry[0] in kinds]  # type: ignore[index]
+    return [(entry[1], entry[2]) for entry in _present(world) if entry[0] in kinds]
 
 
 def _once(world: World) -> str | None:
@@ -226,6 +231,8 @@ IN_ORDER = Invariant("no write is overtaken by its own past", always=_in_order)
 
 
 def _definite(world: World) -> str | None:
+    if _restored(world):  # which undoes seals, too; hence the epoch, see the README
+        return None
     owner = _attempt_of(world.store)
     for note in _told(world, "not owner"):
         if note[1] == owner:
@@ -277,10 +284,15 @@ HISTORY_STANDS = Invariant("what is on record is not rewritten", applied=_histor
 
 
 def _as_read(applied: Applied) -> str | None:
-    """Refusals are the records that change after they were made; a trim deletes them as it read them."""
-    deleted = [one.key for one in applied.operations if isinstance(one, Delete) and not one.range_end]
-    changed = [key for key in deleted if key.startswith(JOB.refusals) and _count(applied.before.get(key)) > 1]
-    return f"{changed} had changed, and were trimmed" if changed else None
+    """Whoever trims has noted the version of each record it read."""
+    known = {note for note in applied.notes if isinstance(note, tuple) and note[0] == "read"}
+    if not known:
+        return None
+    for operation in applied.operations:
+        old = applied.before.get(operation.key) if isinstance(operation, Delete) else None
+        if old and old.key.startswith(JOB.refusals) and ("read", old.key, old.version) not in known:
+            return f"{old.key.decode()} was trimmed in a version that nobody had read"
+    return None
 
 
 TRIMMED_AS_READ = Invariant("a record that changed after it was read is not trimmed", applied=_as_read)
@@ -292,7 +304,9 @@ def _protection(applied: Applied) -> str | None:
         old = applied.before.get(operation.key) if isinstance(operation, Delete) else None
         if old is None or not old.key.startswith(JOB.attempts):
             continue
-        record = attempt_in(old)
+        record = read(AttemptRecord, old)
+        if isinstance(record, Unreadable):
+            return f"{record} was trimmed; nobody knows what it protects"
         if (record.sealed or record.doubtful or not record.ended) and applied.before.lease(int(record.lease, 16)):
             return f"the attempt {record.attempt} was trimmed, and a claim of it may be on its way"
     return None
@@ -322,7 +336,7 @@ EXPECTATIONS_HOLD = Invariant("a write is applied only where its expectations ho
 
 
 def _granted_once(world: World) -> str | None:
-    grants = [entry[1] for entry in world.journal if entry[0] == "grant"]  # type: ignore[index]
+    grants = [entry[1] for entry in _present(world) if entry[0] == "grant"]
     return f"granted twice: {grants}" if len(set(grants)) < len(grants) else None
 
 

@@ -23,7 +23,7 @@ from etcdfence._flows.leases import Bid, Epoch, Wish
 from etcdfence._flows.pacing import Pace, pace_for
 from etcdfence._keys import Keys
 from etcdfence._records import EpochRecord
-from etcdfence._requests import FreshId, Header, Operation, Put, Request, Stamp, Txn
+from etcdfence._requests import FreshId, Header, Operation, Put, Request, Stamp, Txn, TxnReply
 from etcdfence._txns import Change, Ending, Tenure
 from etcdfence.errors import EtcdFenceError, OutcomeUnknown, OwnershipRefused
 from etcdfence.model import ABSENT, Absent, Loss, TaskKey
@@ -47,8 +47,8 @@ def begun(*operations: Operation) -> State:
     return state
 
 
-def wish(name: str) -> Wish:
-    return Wish(JOB, holder=name, host="host", pid=1, ttl=10, epoch=Epoch(KEYS.epoch, EPOCH, 1))
+def wish(name: str, ttl: int) -> Wish:
+    return Wish(JOB, holder=name, host="host", pid=1, ttl=ttl, epoch=Epoch(KEYS.epoch, EPOCH, 1))
 
 
 Step = Callable[[Lane], Flow[Any]]
@@ -62,22 +62,29 @@ class Worker:
     steps: tuple[Step, ...] = ()
     waits: float | None = 0.0
     ends: Ending | None = RELEASED
+    ttl: int = 10
 
     def program(self, again: Worker | None = None) -> Program:
         return Program(self.name, self.run, again.run if again else None)
 
     def run(self) -> Flow[None]:
-        tenure = yield from owned(self.name, self.waits)
+        tenure = yield from owned(self.name, self.waits, self.ttl)
         if tenure is None:
             return
         lane = Lane(tenure, tenure.granted_at)
+        try:
+            yield from self._work(lane)
+        except Cancelled:  # in the middle of giving back
+            yield from Note(("left", tenure.attempt.attempt))
+
+    def _work(self, lane: Lane) -> Flow[None]:
         try:
             for one in self.steps:
                 yield from one(lane)
             yield from self._end(lane)
         except OwnershipRefused as refused:
-            yield from Note(("lost", tenure.attempt.attempt, refused.loss.reason))
-            yield from give_back(tenure)
+            yield from Note(("lost", lane.tenure.attempt.attempt, refused.loss.reason))
+            yield from give_back(lane.tenure)
         except (EtcdFenceError, Cancelled):
             yield from self._leave(lane)
 
@@ -112,12 +119,12 @@ def ended(lane: Lane, ending: Ending) -> Flow[None]:
     yield from Note(("ended", lane.tenure.attempt.attempt, ending.how))
 
 
-def owned(name: str, waits: float | None) -> Flow[Tenure | None]:
+def owned(name: str, waits: float | None, ttl: int) -> Flow[Tenure | None]:
     """Acquire as the shells do it."""
     bid = Bid()
     until = None if waits is None else waits
     try:
-        outcome = yield from leases.acquire(bid, wish(name), PATIENCE, until)
+        outcome = yield from leases.acquire(bid, wish(name, ttl), PATIENCE, until)
     except OutcomeUnknown:
         yield from _withdraw(bid, "claim unknown")
         return None
@@ -147,7 +154,7 @@ def _withdraw(bid: Bid, told: str) -> Flow[None]:
 def _undo(bid: Bid) -> Flow[None]:
     try:
         yield from leases.withdraw(bid, (yield from pace_for(PATIENCE)))
-    except EtcdFenceError:
+    except (EtcdFenceError, Cancelled):
         return
 
 
@@ -190,6 +197,33 @@ def _written(lane: Lane, edits: Iterable[Edit], checks: Iterable[Check]) -> Flow
         yield from Note(("not written", ids[0]))
         raise
     yield from Note(("wrote", committed.write_id, committed.revision))
+
+
+def trimmer(kept: int) -> Callable[[], Flow[Any]]:
+    """Trims, and notes the version of every refusal it has read."""
+
+    def run() -> Flow[None]:
+        pace = yield from pace_for(PATIENCE)
+        yield from noting_reads(tasks.trim(JOB, pace, kept))
+
+    return run
+
+
+def noting_reads(flow: Flow[None]) -> Flow[None]:
+    outcome: Any = None
+    try:
+        while True:
+            request = flow.throw(outcome) if isinstance(outcome, BaseException) else flow.send(outcome)
+            try:
+                outcome = yield request
+            except BaseException as error:  # goes on into the flow
+                outcome = error
+            for found in outcome.reads if isinstance(outcome, TxnReply) else ():
+                for kv in found.kvs:
+                    if kv.key.startswith(JOB.refusals):
+                        yield from Note(("read", kv.key, kv.version))
+    except StopIteration:
+        return
 
 
 def tapped(flow: Flow[T], ids: list[str]) -> Flow[T]:
@@ -240,10 +274,56 @@ def settling(one: Step) -> Step:
     return run
 
 
+def settling_later(one: Step, then: Step) -> Step:
+    """Does something else first, and asks about the write afterwards; and about one that it never made."""
+
+    def run(lane: Lane) -> Flow[None]:
+        try:
+            yield from one(lane)
+        except OutcomeUnknown as error:
+            yield from going_on(then)(lane)
+            yield from settling(raising(error))(lane)
+        yield from going_on(settling(raising(OutcomeUnknown("of another lease", write_id="?"))))(lane)
+
+    return run
+
+
+def raising(error: EtcdFenceError) -> Step:
+    def run(_: Lane) -> Flow[None]:
+        yield from Note(("again", str(error)))
+        raise error
+
+    return run
+
+
+def ending(how: Ending) -> Step:
+    """An ending whose caller goes on, whatever comes of it."""
+
+    def run(lane: Lane) -> Flow[None]:
+        try:
+            yield from ended(lane, how)
+        except EtcdFenceError:
+            return
+
+    return run
+
+
 def renewing(lane: Lane) -> Flow[None]:
     """One round of the renewal thread."""
+    yield from _renewed(lane, Header(0, 0))
+
+
+def renewing_in_an_older_store(lane: Lane) -> Flow[None]:
+    """A round of a process that has seen more of the store than there is now, and asks again."""
+    seen = Header(1, 7)
+    back = yield from leases.went_back(KEYS.epoch, seen, 2.0)
+    yield from Note(("went back", back))
+    yield from _renewed(lane, seen)
+
+
+def _renewed(lane: Lane, known: Header) -> Flow[None]:
     try:
-        (outcome,) = yield from leases.renew([lane], KEYS.epoch, Header(0, 0), 2.0)
+        (outcome,) = yield from leases.renew([lane], KEYS.epoch, known, 2.0)
     except EtcdFenceError:
         return
     attempt = lane.tenure.attempt.attempt

@@ -6,16 +6,17 @@ Between them every flow is covered with two workers at least.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from etcdfence._flows import fencing, leases, tasks
 from etcdfence._records import AttemptRecord, End, RefusalRecord
-from etcdfence._requests import Compare, Delete, Put, Target, Txn
+from etcdfence._requests import Compare, Delete, Grant, Operation, Put, Target, Txn
 from etcdfence._txns import absent
-from etcdfence.testing.explore import Program, Restore, Scenario, Snapshot
-from etcdfence.testing.memory import State
+from etcdfence.testing.explore import Fault, Program, Restore, Scenario, Snapshot
+from etcdfence.testing.memory import State, step
 
-from .invariants import ALL, HISTORY_STANDS, journal
+from .invariants import ALL, HISTORY_STANDS, LOSS_IS_TRUE, NO_GHOST, journal
 from .programs import (
     COMPLETED,
     FAILED,
@@ -27,14 +28,18 @@ from .programs import (
     checking,
     create,
     delete,
+    ending,
     going_on,
     looking,
     outsider,
     put,
     reader,
     renewing,
+    renewing_in_an_older_store,
     settling,
+    settling_later,
     stubborn,
+    trimmer,
     writes,
 )
 
@@ -43,12 +48,39 @@ TOMBSTONE = b'{"format":1,"state":"cancelled","attempt":"","generation":1,"at":"
 PAYLOAD = b'{"format":1,"operation":"op","scope":"job","version":1,"payload":{"a":1}}'
 
 
+USUAL = frozenset(Fault) - {Fault.DENIED}
+USUALLY: dict[str, Any] = {
+    "store": begun(),
+    "invariants": ALL,
+    "kinds": USUAL,
+    "journal": journal,
+    "reliable": frozenset("OP"),
+}
+
+
 def scenario(name: str, *programs: Program | Worker, **options: Any) -> Scenario:
     return Scenario(
         name,
         tuple(one.program() if isinstance(one, Worker) else one for one in programs),
-        **{"store": begun(), "invariants": ALL, "journal": journal, "reliable": frozenset("OP"), **options},
+        **{
+            "store": begun(),
+            "invariants": ALL,
+            "kinds": USUAL,
+            "journal": journal,
+            "reliable": frozenset("OP"),
+            **options,
+        },
     )
+
+
+def written(store: State, *operations: Operation) -> State:
+    after, _ = step(store, writes(*operations))
+    return after
+
+
+def leased(store: State, lease_id: int) -> State:
+    after, _ = step(store, Grant(lease_id, 10))
+    return after
 
 
 def attempt(name: str, *, lease: int, ended: bool = True, **more: Any) -> Put:
@@ -65,6 +97,12 @@ def refusal(generation: int, count: int) -> Put:
 # A revision that comes again can let a late note about a lost attempt pass; such a note is for people only.
 IN_A_RESTORED_STORE = tuple(one for one in ALL if one is not HISTORY_STANDS)
 
+DENIALS = frozenset({Fault.DELAYED, Fault.DENIED})
+# An attempt whose claim was answered may be trimmed (in truth only after twenty others), and then nothing but
+# the transport speaks against a second copy of that claim: gRPC over TCP delivers no request twice.
+NOT_TWICE = USUAL - {Fault.DUPLICATED}
+SEVERAL = frozenset({Fault.DELAYED, Fault.LOST_REQUEST})
+LOST = attempt("lost", lease=77, ended=False)
 A, B, C = (Worker(name, (put("k", name.lower()),)) for name in "ABC")
 
 CLAIMS = scenario("two claim, write and release", A, B)
@@ -93,7 +131,7 @@ SETTLING = scenario(
 COMPLETING = scenario(
     "a task is completed while its record changes and an effect is open",
     Worker("A", ends=COMPLETED),
-    Worker("B", ends=COMPLETED),
+    Worker("B"),
     outsider(
         "O",
         writes(Put(JOB.record, PAYLOAD), Put(JOB.open + b"charge", b"{}")),
@@ -117,31 +155,35 @@ OPERATOR = scenario(
 )
 FOREIGN_HAND = scenario(
     "somebody rewrites the owner key on the same etcd lease",
-    Worker("A", (stubborn, checking)),
+    Worker("A", (put("k", "a"), checking)),
     outsider("O", Txn((Compare(Target.LEASE, JOB.owner, 1001),), (Put(JOB.owner, b"{}", 1001),))),
 )
 EPOCHS = scenario(
     "the epoch is raised, with and without the owner key",
-    Worker("A", (put("k", "a"), renewing)),
+    Worker("A", (put("k", "a"),)),
     Worker("B", (put("k", "b"),)),
     outsider("O", writes(Put(KEYS.epoch, SECOND_EPOCH))),
 )
 LINE = scenario(
     "somebody is in line, and the task is kept for somebody",
     A,
-    outsider("O", writes(Put(JOB.queue + b"first", b"{}")), writes(Delete(JOB.queue + b"first"))),
-    outsider("P", writes(Put(JOB.reserve, b"{}")), writes(Delete(JOB.reserve))),
+    outsider(
+        "O",
+        writes(Put(JOB.queue + b"first", b"{}")),
+        writes(Delete(JOB.queue + b"first"), Put(JOB.reserve, b"{}")),
+        writes(Delete(JOB.reserve)),
+    ),
 )
 RESTORED = scenario(
     "the store is restored to a time when the task was free, or owned",
-    Worker("A", (stubborn, stubborn)),
+    Worker("A", (put("k", "a"),)),
     Worker("B", (put("k", "b"),)),
     outsider("O", Snapshot(), Restore()),
     invariants=IN_A_RESTORED_STORE,
 )
 TOLD_AND_RESTORED = scenario(
     "a worker hears of its loss before the store is restored to its lifetime",
-    Worker("A", (renewing, stubborn)),
+    Worker("A", (settling_later(put("k", "1"), renewing), renewing, stubborn)),
     outsider("O", Snapshot(), writes(Delete(JOB.owner)), Restore()),
     invariants=IN_A_RESTORED_STORE,
 )
@@ -164,17 +206,42 @@ CANCELLING = scenario(
 )
 TRIMMING = scenario(
     "two trim while others claim",
-    reader("A", looking(lambda pace: tasks.trim(JOB, pace))),
-    Worker("B"),
-    reader("C", looking(lambda pace: tasks.trim(JOB, pace))),
+    reader("A", trimmer(1)),
+    reader("C", trimmer(0)),
     outsider("O", writes(refusal(3, 2))),
     store=begun(
+        LOST,
         attempt("sealed", lease=77, ended=False, sealed=True),
         attempt("plain", lease=78),
-        attempt("unended", lease=79, ended=False),
         Put(JOB.attempt("unreadable"), b"?"),
         refusal(3, 1),
     ),
+    kinds=NOT_TWICE,
+)
+DOUBTFUL = scenario(
+    "an attempt whose claim is still on its way is trimmed",
+    Worker("A"),
+    reader("T", trimmer(0)),
+    kinds=NOT_TWICE,
+)
+LOSING = scenario(
+    "the attempt of a lost predecessor is trimmed, and marked as lost",
+    Worker("B"),
+    reader("T", trimmer(1)),
+    store=begun(
+        attempt("lost", lease=77, ended=False), replace(attempt("lost", lease=77, ended=False), key=JOB.last)
+    ),
+)
+DUE = scenario(
+    "a release finds much to trim",
+    Worker("A"),
+    Worker("B"),
+    store=begun(*(refusal(number, 1) for number in range(1, 32))),
+)
+REFUSALS = scenario(
+    "one that was superseded writes again and again",
+    Worker("A", (stubborn, stubborn, stubborn)),
+    outsider("O", writes(Delete(JOB.owner))),
 )
 LOOKING = scenario(
     "readers, while others work",
@@ -186,6 +253,136 @@ LOOKING = scenario(
         looking(lambda pace: fencing.get("k", KEYS.data("k"), KEYS.provenance("k"), pace)),
     ),
     reader("R", looking(lambda pace: leases.find_epoch(KEYS.epoch, pace))),
-    B,
     store=State(),
+)
+LOOKING_ON = scenario(
+    "a reader, while somebody works",
+    reader(
+        "R",
+        looking(lambda pace: tasks.describe(KEYS, JOB, pace)),
+        looking(lambda pace: fencing.get("k", KEYS.data("k"), KEYS.provenance("k"), pace)),
+    ),
+    B,
+)
+
+
+def at_most(scenario: Scenario, faults: int, events: int) -> Scenario:
+    return replace(scenario, faults=faults, events=events)
+
+
+SETTLING_LATER = scenario(
+    "a caller goes on and settles later",
+    Worker("A", (settling_later(put("k", "1"), put("k", "2")),)),
+    B,
+)
+ENDED_TWICE = scenario(
+    "an ending is followed by another one, and by a look at the lease",
+    Worker("A", (ending(COMPLETED), ending(FAILED), checking), ends=None),
+    Worker("B", (ending(FAILED), ending(COMPLETED), checking), ends=None),
+)
+OLDER_STORE = scenario(
+    "a process has seen more of the store than there is",
+    Worker("A", (renewing_in_an_older_store,), ends=None),
+    outsider("O", writes(Put(b"a", b"")), writes(Put(b"b", b"")), writes(Put(b"c", b""))),
+    invariants=tuple(one for one in ALL if one not in (LOSS_IS_TRUE, NO_GHOST)),
+)
+SETTLING_WHAT_WAS_LOST = scenario(
+    "a caller settles, and its lease is taken away",
+    Worker("A", (settling(put("k", "1")),)),
+    outsider("O", writes(Delete(JOB.owner))),
+)
+ID_IN_USE = scenario("the lease id is in use", A, store=leased(begun(), 1001))
+SHORT_TTL = scenario("the server grants a longer TTL than was asked for", Worker("A", ttl=1), B)
+UNREADABLE = scenario(
+    "records that cannot be read",
+    Worker("A", ends=COMPLETED),
+    reader(
+        "R", looking(lambda pace: tasks.describe(KEYS, JOB, pace)), looking(lambda pace: tasks.tasks(KEYS, pace))
+    ),
+    store=begun(
+        Put(JOB.record, b'{"format":2}'),
+        Put(JOB.last, b"?"),
+        Put(JOB.attempt("unreadable"), b"?"),
+        Put(KEYS.family("owner") + b"a:stray:name", b"?"),
+        Put(KEYS.family("last") + b"another%2", b"?"),
+    ),
+)
+UNREADABLE_END = scenario(
+    "a tombstone and an epoch that cannot be read",
+    A,
+    reader(
+        "R",
+        looking(lambda pace: tasks.describe(KEYS, JOB, pace)),
+        looking(lambda pace: leases.find_epoch(KEYS.epoch, pace)),
+    ),
+    store=written(begun(Put(JOB.closed, b"?")), Put(KEYS.epoch, b"?")),
+)
+
+UNHEARD = scenario(
+    "a create that meets a key of somebody else's, and hears nothing",
+    Worker("A", (going_on(create("k", "new 1")),)),
+    outsider("O", writes(Put(KEYS.data("k"), b"foreign")), writes(Delete(KEYS.data("k")))),
+)
+RIVALS = scenario("two claim and release", Worker("A"), Worker("B"))
+NO_EPOCH = scenario("the namespace has no epoch", Worker("A"), B, store=State())
+ALONE = scenario("a worker alone settles", Worker("A", (settling(put("k", "1")), settling(put("k", "2")))))
+
+SMALL = (
+    CLAIMS,
+    WAITING,
+    PATIENT,
+    WRITES,
+    RIVALS,
+    NO_EPOCH,
+    UNHEARD,
+    ALONE,
+    EXPECTATIONS,
+    SETTLING,
+    COMPLETING,
+    CANCELLED_TASK,
+    FAILING,
+    REFUSALS,
+    FOREIGN_HAND,
+    EPOCHS,
+    LINE,
+    TOLD_AND_RESTORED,
+    RENEWALS,
+    CRASHES,
+    CANCELLING,
+    TRIMMING,
+    DOUBTFUL,
+    LOSING,
+    DUE,
+    LOOKING,
+    LOOKING_ON,
+    SETTLING_LATER,
+    SETTLING_WHAT_WAS_LOST,
+    ENDED_TWICE,
+    OLDER_STORE,
+    ID_IN_USE,
+    SHORT_TTL,
+    UNREADABLE,
+    UNREADABLE_END,
+)
+QUICK = (
+    *(at_most(one, *budget) for one in SMALL for budget in ((1, 0), (0, 1))),
+    replace(UNHEARD, faults=2, events=0, kinds=SEVERAL),
+    replace(ALONE, faults=2, events=0, kinds=SEVERAL),
+    replace(RIVALS, faults=2, events=0, kinds=SEVERAL),
+    replace(RIVALS, faults=2, events=0, kinds=DENIALS),
+    replace(ALONE, faults=2, events=0, kinds=DENIALS),
+    at_most(RESTORED, 0, 0),
+    at_most(OPERATOR, 0, 0),
+    at_most(THREE, 0, 0),
+)
+DEEP = (
+    *(at_most(one, 1, 1) for one in (CLAIMS, WAITING, PATIENT, WRITES, FAILING, RENEWALS, CRASHES, CANCELLING)),
+    *(at_most(one, 1, 1) for one in (EXPECTATIONS, REFUSALS, FOREIGN_HAND, DOUBTFUL, LOSING)),
+    at_most(RESTORED, 1, 0),
+    at_most(RESTORED, 0, 1),
+    at_most(CLAIMS, 2, 0),
+    at_most(WRITES, 2, 0),
+    at_most(THREE, 1, 0),
+    at_most(THREE, 0, 1),
+    at_most(OPERATOR, 0, 1),
 )

@@ -1,0 +1,240 @@
+"""Each safeguard taken away: the explorer must then find a schedule that breaks the invariant it is there for.
+
+A safeguard is a compare of a transaction, taken out on the wire, or a decision of a flow, replaced by the one
+that looks good enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from etcdfence import _txns
+from etcdfence._flow import Flow
+from etcdfence._flows import fencing, leases, tasks
+from etcdfence._requests import Compare, FreshLeaseId, Grant, KeepAlive, Now, Put, Range, Target, Txn
+from etcdfence.errors import LeaseExists, OutcomeUnknown, Unavailable
+from etcdfence.model import Verdict
+from etcdfence.testing.explore import Fault, Invariant, Scenario, explore, replay
+
+from . import scenarios as at
+from .invariants import (
+    CLAIMED_IN_TURN,
+    CONFIRMED_IS_TRUE,
+    DEFINITE,
+    EXACTLY_ONCE,
+    EXPECTATIONS_HOLD,
+    FENCED,
+    GRANTED_ONCE,
+    HISTORY_STANDS,
+    IN_ORDER,
+    ONE_OWNER,
+    ONE_TENURE,
+    OVER_IS_OVER,
+    PROTECTION_STAYS,
+    TRIMMED_AS_READ,
+)
+from .programs import JOB, KEYS
+
+Matching = Callable[[Txn, Compare], bool]
+
+
+def compares(*keys: bytes, target: Target | None = None, operand: object = None) -> Matching:
+    """Compares of these keys (or of keys below them, where they end in a slash)."""
+
+    def match(_: Txn, compare: Compare) -> bool:
+        return (
+            any(compare.key == key or (key.endswith(b"/") and compare.key.startswith(key)) for key in keys)
+            and target in (None, compare.target)
+            and operand in (None, compare.operand)
+        )
+
+    return match
+
+
+def only(of: Callable[[Txn], bool], match: Matching) -> Matching:
+    return lambda txn, compare: of(txn) and match(txn, compare)
+
+
+def claims(txn: Txn) -> bool:
+    return any(isinstance(operation, Put) and operation.key == JOB.owner for operation in txn.success)
+
+
+def seals(txn: Txn) -> bool:
+    return any(isinstance(operation, Put) and b'"sealed":true' in operation.value for operation in txn.success)
+
+
+def marks_lost(txn: Txn) -> bool:
+    return len(txn.compares) == 1 and any(
+        isinstance(operation, Put) and b'"how":"lost"' in operation.value for operation in txn.success
+    )
+
+
+def trims(txn: Txn) -> bool:
+    return txn.compares != () and not any(isinstance(operation, Put | Range) for operation in txn.success)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """`match` says which compares are taken out; `faults`, `events` and `kinds` how far one has to look."""
+
+    name: str
+    scenario: Scenario
+    breaks: Invariant
+    match: Matching
+    faults: int = 0
+    events: int = 0
+
+    def without(self, txn: Txn) -> Txn:
+        return replace(txn, compares=tuple(one for one in txn.compares if not self.match(txn, one)))
+
+
+COMPARES = [
+    Ablation("claim: no owner", at.CLAIMS, ONE_OWNER, only(claims, compares(JOB.owner))),
+    Ablation("claim: attempt never ran", at.CLAIMS, ONE_TENURE, only(claims, compares(JOB.attempts)), faults=1),
+    Ablation("claim: not closed", at.COMPLETING, CLAIMED_IN_TURN, only(claims, compares(JOB.closed))),
+    Ablation("claim: epoch", at.EPOCHS, CLAIMED_IN_TURN, only(claims, compares(KEYS.epoch))),
+    Ablation("claim: nobody in line", at.LINE, CLAIMED_IN_TURN, only(claims, compares(JOB.queue))),
+    Ablation("claim: not reserved", at.LINE, CLAIMED_IN_TURN, only(claims, compares(JOB.reserve))),
+    Ablation("seal: attempt never ran", at.CLAIMS, HISTORY_STANDS, only(seals, compares(JOB.attempts)), 1, 1),
+    Ablation("mark lost: as it was read", at.LOSING, HISTORY_STANDS, only(marks_lost, compares(JOB.attempts)), 1),
+    Ablation("guard: revision", at.FOREIGN_HAND, FENCED, compares(JOB.owner, target=Target.MOD)),
+    Ablation("guard: lease", at.RESTORED, FENCED, compares(JOB.owner, target=Target.LEASE)),
+    Ablation("guard: epoch", at.EPOCHS, FENCED, compares(KEYS.epoch, target=Target.VALUE)),
+    Ablation("write marker, once", at.WRITES, EXACTLY_ONCE, compares(JOB.markers), faults=1),
+    Ablation("write marker, in order", at.WRITES, IN_ORDER, compares(JOB.markers), faults=1),
+    Ablation("expect=ABSENT", at.EXPECTATIONS, EXPECTATIONS_HOLD, compares(KEYS.family("data"))),
+    Ablation("complete: not closed", at.CANCELLED_TASK, HISTORY_STANDS, compares(JOB.closed)),
+    Ablation("complete: the record", at.COMPLETING, EXPECTATIONS_HOLD, compares(JOB.record)),
+    Ablation("complete: no open effects", at.COMPLETING, EXPECTATIONS_HOLD, compares(JOB.open)),
+    Ablation(
+        "known to be over",
+        at.TOLD_AND_RESTORED,
+        OVER_IS_OVER,
+        lambda txn, compare: not claims(txn) and not seals(txn) and compares(JOB.attempts)(txn, compare),
+    ),
+    Ablation("refusal: first", at.REFUSALS, HISTORY_STANDS, compares(JOB.refusals, operand=0), faults=1),
+    Ablation("refusal: next", at.REFUSALS, HISTORY_STANDS, compares(JOB.refusals, target=Target.MOD), faults=1),
+    Ablation("epoch: founded once", at.LOOKING, HISTORY_STANDS, compares(KEYS.epoch, target=Target.CREATE)),
+    Ablation("trim: as it was read", at.TRIMMING, TRIMMED_AS_READ, only(trims, compares(JOB.refusals))),
+]
+
+
+@pytest.mark.parametrize("ablation", COMPARES, ids=lambda one: one.name)
+def test_without_a_compare(ablation: Ablation) -> None:
+    looked = replace(
+        ablation.scenario, faults=ablation.faults, events=ablation.events, invariants=(ablation.breaks,)
+    )
+    ablated = replace(looked, without=ablation.without)
+    found = explore(ablated, most_states=300_000).violation
+    assert found is not None and found.invariant == ablation.breaks.name
+    again, _ = replay(ablated, found.schedule)
+    assert again is not None and again.what == found.what
+
+
+# --- decisions ---------------------------------------------------------------------------------------------
+
+
+def nobodys(*_: object) -> None:
+    """What is found under the own attempt's name is not taken for the own tenure."""
+
+
+def seal_by_reading(ask: _txns.Claim, _pace: object) -> Flow[None]:
+    yield from _txns.reading(Range(ask.attempt_key))
+
+
+def settle_by_reading(lane: fencing.Lane, _pace: object) -> Flow[None]:
+    reply = yield from _txns.reading(*lane.tenure.evidence_reads)
+    marker = reply.reads[2].first
+    if marker is None or marker.mod_revision == lane.seen:
+        lane.decide(Verdict.NOT_APPLIED)
+
+
+def grant_again(bid: leases.Bid, ttl: int, pace: Any) -> Flow[None]:
+    lease_id = yield from FreshLeaseId()
+    bid.lease_ids.append(lease_id)
+    while True:
+        try:
+            reply = yield from Grant(lease_id, ttl)
+        except LeaseExists:
+            bid.granted = ttl
+            return
+        except (OutcomeUnknown, Unavailable) as error:
+            yield from pace.again(error)
+        else:
+            bid.granted = reply.ttl
+            return
+
+
+def believe_the_keepalive(lanes: Any, *_: object) -> Flow[list[Any]]:
+    sent = yield from Now()
+    yield from KeepAlive(tuple(lane.tenure.guard.lease_id for lane in lanes), 1.0)
+    return [leases.Renewed(sent) for _ in lanes]
+
+
+def protects_nothing(_: object) -> Flow[bool]:
+    yield from Now()
+    return True
+
+
+def never_doubtful(bid: leases.Bid, *rest: Any) -> _txns.Tenure:
+    bid.doubtful = False
+    return TENURE(bid, *rest)
+
+
+def not_over(lane: fencing.Lane, change: _txns.Change, pace: Any) -> Any:
+    lane.over = False
+    return COMMIT(lane, change, pace)
+
+
+TWO_FAULTS = replace(
+    at.CLAIMS, kinds=frozenset({Fault.DELAYED, Fault.LOST_REPLY, Fault.LOST_REQUEST, Fault.PAUSED})
+)
+TENURE, COMMIT = leases._tenure, fencing.commit
+DECISIONS = [
+    ("adopting the own claim", _txns, "_mine", nobodys, TWO_FAULTS, DEFINITE, 2, 0),
+    ("sealing a claim before it is refused", leases, "_seal", seal_by_reading, TWO_FAULTS, DEFINITE, 2, 0),
+    ("sealing a write before it is refused", fencing, "seal", settle_by_reading, at.EXPECTATIONS, DEFINITE, 1, 0),
+    ("settling by a committed transaction", fencing, "seal", settle_by_reading, at.SETTLING, DEFINITE, 1, 0),
+    ("a grant is not repeated", leases, "_grant", grant_again, at.CLAIMS, GRANTED_ONCE, 1, 0),
+    ("renewal reads the owner", leases, "renew", believe_the_keepalive, at.RENEWALS, CONFIRMED_IS_TRUE, 0, 1),
+    (
+        "records that protect stay",
+        tasks,
+        "_no_longer_protects",
+        protects_nothing,
+        at.TRIMMING,
+        PROTECTION_STAYS,
+        0,
+        0,
+    ),
+    ("a doubtful claim is recorded as such", leases, "_tenure", never_doubtful, at.DOUBTFUL, ONE_TENURE, 1, 0),
+    ("a lost handle stays lost", fencing, "commit", not_over, at.TOLD_AND_RESTORED, OVER_IS_OVER, 0, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead", "scenario", "breaks", "faults", "events"),
+    [row[1:] for row in DECISIONS],
+    ids=[str(row[0]) for row in DECISIONS],
+)
+def test_without_a_decision(
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    instead: Any,
+    scenario: Scenario,
+    breaks: Invariant,
+    faults: int,
+    events: int,
+) -> None:
+    looked = replace(scenario, faults=faults, events=events, invariants=(breaks,))
+    assert explore(looked, most_states=300_000).violation is None
+    monkeypatch.setattr(module, name, instead)
+    found = explore(looked, most_states=300_000).violation
+    assert found is not None and found.invariant == breaks.name
+    again, _ = replay(looked, found.schedule)
+    assert again is not None and again.what == found.what
