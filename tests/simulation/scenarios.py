@@ -159,9 +159,9 @@ FOREIGN_HAND = scenario(
     outsider("O", Txn((Compare(Target.LEASE, JOB.owner, 1001),), (Put(JOB.owner, b"{}", 1001),))),
 )
 EPOCHS = scenario(
-    "the epoch is raised, with and without the owner key",
+    "the epoch is raised",
     Worker("A", (put("k", "a"),)),
-    Worker("B", (put("k", "b"),)),
+    Worker("B"),
     outsider("O", writes(Put(KEYS.epoch, SECOND_EPOCH))),
 )
 LINE = scenario(

@@ -191,7 +191,7 @@ def not_over(lane: fencing.Lane, change: _txns.Change, pace: Any) -> Any:
 
 
 TWO_FAULTS = replace(
-    at.CLAIMS, kinds=frozenset({Fault.DELAYED, Fault.LOST_REPLY, Fault.LOST_REQUEST, Fault.PAUSED})
+    at.RIVALS, kinds=frozenset({Fault.DELAYED, Fault.LOST_REPLY, Fault.LOST_REQUEST, Fault.PAUSED})
 )
 TENURE, COMMIT = leases._tenure, fencing.commit
 DECISIONS = [
