@@ -20,12 +20,14 @@ of two machines; that a store restored from a snapshot is noticed by somebody wh
 A map of the package:
 
     errors, model               values that callers see
-    _requests, _flow            the requests to etcd, and the driver of flows
+    _requests, _flow            the requests to etcd, and the drivers of flows
     _keys, _records             where everything lives, and what is in it
     _txns, _states, _timing     decisions: every transaction, the state table, the renewal rules
     _flows/                     what etcdfence does, step by step, without I/O
-    _renewal, _host, _sync      the renewal thread, the machine, the Coordinator and the Lease
+    _renewal, _host, _engine    the renewal thread, the machine, and what is held
+    _sync, _async               Coordinator and Lease in both colours; _desk and _handle are what they share
     transports/                 wires to etcd
+    testing/                    an etcd in memory, a virtual clock, the explorer, a pytest plug-in
     _connect, config, server    putting it together; settings; a private etcd
     rehearsals/                 failures acted out on a real etcd
 """
@@ -36,7 +38,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etcdfence._connect import connect
+    from etcdfence._async import AsyncCoordinator, AsyncLease, AsyncTransaction
+    from etcdfence._connect import connect, connect_async
     from etcdfence._sync import Coordinator, Lease, Transaction
     from etcdfence.errors import (
         Closed,
@@ -83,9 +86,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "connect",
+    "connect_async",
     "Coordinator",
     "Lease",
     "Transaction",
+    "AsyncCoordinator",
+    "AsyncLease",
+    "AsyncTransaction",
     "TaskKey",
     "Token",
     "Guard",
@@ -124,8 +131,9 @@ __all__ = [
     "Closed",
 ]
 
-_HOMES = {"connect": "etcdfence._connect", "Coordinator": "etcdfence._sync"}
-_HOMES |= dict.fromkeys(["Lease", "Transaction"], "etcdfence._sync")
+_HOMES = dict.fromkeys(["connect", "connect_async"], "etcdfence._connect")
+_HOMES |= dict.fromkeys(["Coordinator", "Lease", "Transaction"], "etcdfence._sync")
+_HOMES |= dict.fromkeys(["AsyncCoordinator", "AsyncLease", "AsyncTransaction"], "etcdfence._async")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from etcdfence._flows.fencing import Check, Edit
 from etcdfence._keys import Keys
 from etcdfence._records import TaskRecord
 from etcdfence.errors import Misuse
-from etcdfence.model import ABSENT, Absent, revision_number
+from etcdfence.model import ABSENT, Absent, Committed, revision_number
 
 
 def checked_value(value: object) -> bytes:
@@ -72,6 +72,12 @@ class Edits:
         known = self.checks.setdefault(key, check)
         if known != check:
             raise Misuse(f"{key!r} is already expected at {known.revision!r}; it cannot also be at {revision!r}")
+
+    def require_committable(self, committed: Committed | None) -> None:
+        if committed is not None:
+            raise Misuse("this transaction was committed already; begin another")
+        if not self.edits and not self.checks:
+            raise Misuse("this transaction is empty; put, delete or expect something first")
 
     def _add(self, key: str, value: bytes | None, expect: int | Absent | None) -> None:
         edit = Edit(key, self._keys.data(key), self._keys.provenance(key), value)

@@ -1,4 +1,4 @@
-"""How a flow meets the world: `drive` is the only synchronous driver.
+"""How a flow meets the world: `drive` and `adrive` are its only drivers, one for each colour.
 
 A flow is a generator that yields requests and is sent replies. It decides; the driver acts. What goes wrong
 is thrown into the flow at the request that met it, so that a flow handles a lost reply where it can happen.
@@ -31,10 +31,26 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+class AsyncTransport(Protocol):
+    """The same for coroutines. A call that is cancelled is a call whose outcome is unknown."""
+
+    async def call(self, request: Request[T], within: float) -> T: ...
+
+    def interrupt(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class Caller(Protocol):
     """What `drive` needs: something that answers requests, those about time and chance included."""
 
     def call(self, request: Request[T]) -> T: ...
+
+
+class AsyncCaller(Protocol):
+    """What `adrive` needs."""
+
+    async def call(self, request: Request[T]) -> T: ...
 
 
 def drive(flow: Flow[T], caller: Caller) -> T:
@@ -48,6 +64,24 @@ def drive(flow: Flow[T], caller: Caller) -> T:
         while True:
             try:
                 reply = caller.call(request)
+            except EtcdFenceError as error:
+                request = flow.throw(error)
+            else:
+                request = flow.send(reply)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        flow.close()
+
+
+async def adrive(flow: Flow[T], caller: AsyncCaller) -> T:
+    """The same for coroutines; a cancellation closes the flow as an interrupt does."""
+    try:
+        request = next(flow)
+        while True:
+            try:
+                reply = await caller.call(request)
             except EtcdFenceError as error:
                 request = flow.throw(error)
             else:

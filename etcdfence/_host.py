@@ -5,15 +5,16 @@ It also remembers the newest store that has been seen, which is how a store that
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
-from etcdfence._flow import Transport
+from etcdfence._flow import AsyncTransport, Transport
 from etcdfence._requests import (
     FreshId,
     FreshLeaseId,
@@ -36,12 +37,42 @@ NOTHING_SEEN: Final = Header(0, 0)
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def clock() -> float:
-    return time.clock_gettime(_CLOCK)
+class Clock(Protocol):
+    """Time as the shells know it: the system's, or one that a test advances."""
+
+    def now(self) -> float:
+        """Seconds, on a clock that counts suspend and never jumps."""
+
+    def wall(self) -> str:
+        """ISO 8601, for people only."""
+
+    def sleep(self, seconds: float, until: threading.Event) -> None:
+        """Wait so long, or until the event is set."""
+
+    async def sleep_async(self, seconds: float) -> None: ...
+
+    def wait(self, changed: threading.Condition, seconds: float) -> None:
+        """Wait on a condition that is held, at most so long; may return early."""
 
 
-def wall() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+class SystemClock:
+    def now(self) -> float:
+        return time.clock_gettime(_CLOCK)
+
+    def wall(self) -> str:
+        return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+    def sleep(self, seconds: float, until: threading.Event) -> None:
+        until.wait(seconds)
+
+    async def sleep_async(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def wait(self, changed: threading.Condition, seconds: float) -> None:
+        changed.wait(seconds)
+
+
+SYSTEM: Final = SystemClock()
 
 
 class Bounded:
@@ -53,7 +84,7 @@ class Bounded:
 
     def call(self, request: Request[T]) -> T:
         if self._closing and isinstance(request, Sleep):
-            time.sleep(request.seconds)
+            self._host.clock.sleep(request.seconds, threading.Event())
             return cast("T", None)
         return self._host.call(request, self._until)
 
@@ -61,8 +92,8 @@ class Bounded:
 class Host:
     """Answers every request of a synchronous flow. Closed, or forked into a child, it refuses at once."""
 
-    def __init__(self, transport: Transport, request_timeout: float) -> None:
-        self._transport, self._timeout = transport, request_timeout
+    def __init__(self, transport: Transport, request_timeout: float, clock: Clock = SYSTEM) -> None:
+        self._transport, self._timeout, self.clock = transport, request_timeout, clock
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._interrupted = threading.Event()
@@ -71,13 +102,16 @@ class Host:
         # What was known, and of which store, before a reply that was older than it.
         self.regressed: tuple[Header, int] | None = None
         self._lock = threading.RLock()  # a signal handler may call us in the middle of a call
-        self._local: dict[type[Request[Any]], Callable[[Any], Any]] = {
-            Now: lambda _: Instant(clock(), wall()),
+        self.local: dict[type[Request[Any]], Callable[[Any], Any]] = {
+            Now: lambda _: Instant(clock.now(), clock.wall()),
             FreshId: lambda _: secrets.token_hex(16),
-            Stamp: lambda _: Stamped(secrets.token_hex(16), wall()),
+            Stamp: lambda _: Stamped(secrets.token_hex(16), clock.wall()),
             FreshLeaseId: lambda _: secrets.randbelow(2**63 - 1) + 1,
             Sleep: self._sleep,
         }
+
+    def now(self) -> float:
+        return self.clock.now()
 
     @property
     def forked(self) -> bool:
@@ -96,20 +130,24 @@ class Host:
 
     def call(self, request: Request[T], until: float | None = None) -> T:
         """Answer one request; `until` a moment of the local clock, if there is one."""
-        local = self._local.get(type(request))
+        local = self.local.get(type(request))
         if local is not None:
             return cast("T", local(request))
         self.require_usable()
-        within = self._timeout if until is None else self._within(until)
         known, store = self._seen, self._store
-        reply = self._transport.call(request, within)
+        reply = self._transport.call(request, self.within(until))
         if isinstance(reply, TxnReply):
-            self._witness(reply.header, known, store)
+            self.witness(reply.header, known, store)
         return reply
 
-    def _within(self, until: float) -> float:
+    def within(self, until: float | None) -> float:
         """Not past `until`, but long enough for a healthy etcd to answer: a try cut short is a try unknown."""
-        return min(self._timeout, max(until - clock(), SHORTEST_TRY))
+        return self._timeout if until is None else min(self._timeout, max(until - self.now(), SHORTEST_TRY))
+
+    @property
+    def generation(self) -> int:
+        """Which store `seen` is about."""
+        return self._store
 
     @property
     def store(self) -> int:
@@ -135,7 +173,7 @@ class Host:
         if not self.forked:
             self._transport.close()
 
-    def _witness(self, header: Header, known: Header, store: int) -> None:
+    def witness(self, header: Header, known: Header, store: int) -> None:
         with self._lock:
             if store != self._store:
                 return  # asked of the old store, heard after we had begun anew
@@ -145,6 +183,48 @@ class Host:
                 self._seen = header
 
     def _sleep(self, request: Sleep) -> None:
-        spread = request.seconds * secrets.randbelow(1000) / 2000
-        if self._interrupted.wait(request.seconds + spread):
+        self.clock.sleep(spread(request.seconds), self._interrupted)
+        self.require_uninterrupted()
+
+    def require_uninterrupted(self) -> None:
+        if self._interrupted.is_set():
             raise Closed("this coordinator was closed while a call was waiting to try again")
+
+
+def spread(seconds: float) -> float:
+    """Lengthened at random by up to half."""
+    return seconds + seconds * secrets.randbelow(1000) / 2000
+
+
+class AsyncHost:
+    """Answers every request of a flow that coroutines run; what it remembers is the host's, which renewal and
+    closing go on using from their threads."""
+
+    def __init__(self, host: Host, transport: AsyncTransport) -> None:
+        self.host, self.transport = host, transport
+
+    async def call(self, request: Request[T], until: float | None = None) -> T:
+        host = self.host
+        if isinstance(request, Sleep):
+            await host.clock.sleep_async(spread(request.seconds))
+            host.require_uninterrupted()
+            return cast("T", None)
+        local = host.local.get(type(request))
+        if local is not None:
+            return cast("T", local(request))
+        host.require_usable()
+        known, store = host.seen, host.generation
+        reply = await self.transport.call(request, host.within(until))
+        if isinstance(reply, TxnReply):
+            host.witness(reply.header, known, store)
+        return reply
+
+
+class AsyncBounded:
+    """`Bounded` for coroutines."""
+
+    def __init__(self, host: AsyncHost, until: float) -> None:
+        self._host, self._until = host, until
+
+    async def call(self, request: Request[T]) -> T:
+        return await self._host.call(request, self._until)

@@ -14,10 +14,20 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from etcdfence import _timing
 from etcdfence.errors import EtcdFenceError, PermissionDenied
 from etcdfence.model import Doubt, Loss, LossReason, Standing
+
+
+class Clock(Protocol):
+    """What renewal needs of the host's clock."""
+
+    def now(self) -> float: ...
+
+    def wait(self, changed: threading.Condition, seconds: float) -> None: ...
+
 
 log = logging.getLogger("etcdfence.renewal")
 
@@ -162,9 +172,7 @@ class Renewer:
     """`round` renews some leases, each of its requests within so many seconds, and returns an outcome for each,
     in their order; it may raise anything."""
 
-    def __init__(
-        self, round: Callable[[Sequence[Belief], float], Sequence[Outcome]], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, round: Callable[[Sequence[Belief], float], Sequence[Outcome]], clock: Clock) -> None:
         self._round, self._clock = round, clock
         self._leases: list[Belief] = []
         self._changed = threading.Condition()
@@ -204,29 +212,39 @@ class Renewer:
     def _step(self) -> Work:
         with self._changed:
             self._leases = [lease for lease in self._leases if not lease.over]
-            self._changed.wait_for(self._wanted, IDLE)
+            self._await_leases()
             if self._closed or not self._leases:
                 self._thread = None
                 return Work.DONE
-            leases, now = self._leases, self._clock()
-            if not any(lease.next_event() <= now for lease in leases):
-                self._changed.wait(self._pause(now))
+            leases, now = self._leases, self._clock.now()
+            pause = min(lease.next_event() for lease in leases) - now
+            if pause > 0:
+                self._clock.wait(self._changed, pause)
+                self._notice_stall(leases, now + pause)
                 return Work.GOES_ON
         self._serve(leases, now)
         return Work.GOES_ON
 
-    def _wanted(self) -> bool:
-        return self._closed or bool(self._leases)
+    def _await_leases(self) -> None:
+        until = self._clock.now() + IDLE
+        while not (self._closed or self._leases) and self._clock.now() < until:
+            self._clock.wait(self._changed, until - self._clock.now())
+
+    def _notice_stall(self, leases: Sequence[Belief], due: float) -> None:
+        """A thread that wakes so late that leases have passed their deadline was kept from running."""
+        late = self._clock.now() - due
+        if late > 0 and any(lease.deadline < due + late for lease in leases if not lease.doubt_told):
+            log.warning(
+                "the renewal thread could not run for %.1f s, longer than leases last: either this process was"
+                " suspended, or some code held the interpreter's lock (a C extension that does not release it)",
+                late,
+            )
 
     def _stumbled(self) -> None:
         with self._changed:
             self._changed.wait(IDLE / 10)  # whatever it was, do not repeat it in a tight circle
         with contextlib.suppress(Exception):  # it may have been the logging itself
             log.exception("the renewal thread stumbled and goes on")
-
-    def _pause(self, now: float) -> float | None:
-        events = [lease.next_event() for lease in self._leases]
-        return max(0.0, min(events) - now) if events else None
 
     def _serve(self, leases: Sequence[Belief], now: float) -> None:
         # Those that are nearly due come along, so that leases taken one by one end up in common rounds.

@@ -1,11 +1,13 @@
-"""Waiting for one's turn, in threads."""
+"""Waiting for one's turn, in threads and in coroutines, in one line."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from etcdfence.errors import Unavailable
@@ -24,7 +26,7 @@ class Turn:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._line: deque[object] = deque()  # whoever is first has the turn
+        self._line: deque[object] = deque()  # whoever is first has the turn; coroutines stand for themselves
 
     def run(self, seconds: float, action: Callable[[], T]) -> T:
         """Run `action` when it is its turn; Unavailable, and nothing run, if that takes longer."""
@@ -35,15 +37,56 @@ class Turn:
                 self._await(me, seconds)
             return action()
         finally:
-            if me in self._line:
-                self._line.remove(me)
-            if self._line:
-                with self._changed:
-                    self._changed.notify_all()
+            self._leave(me)
+
+    async def run_async(self, seconds: float, action: Callable[[], Awaitable[T]]) -> T:
+        """The same for a coroutine."""
+        me = _Coroutine()
+        try:
+            self._line.append(me)
+            if self._line[0] is not me:
+                await self._await_async(me, seconds)
+            return await action()
+        finally:
+            self._leave(me)
+
+    def _leave(self, me: object) -> None:
+        if me in self._line:
+            self._line.remove(me)
+        if self._line:
+            with self._changed:
+                self._changed.notify_all()
+            with contextlib.suppress(IndexError):  # the line has emptied meanwhile
+                first = self._line[0]
+                if isinstance(first, _Coroutine):
+                    first.wake()
 
     def _await(self, me: object, seconds: float) -> None:
         with self._changed:
             for _ in range(math.ceil(seconds / LOOK_AGAIN)):
                 if self._changed.wait_for(lambda: self._line[0] is me, LOOK_AGAIN):
                     return
-        raise Unavailable(f"another write of this lease was still under way after {seconds:g} s")
+        raise _too_long(seconds)
+
+    async def _await_async(self, me: _Coroutine, seconds: float) -> None:
+        for _ in range(math.ceil(seconds / LOOK_AGAIN)):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(me.woken.wait(), LOOK_AGAIN)
+            if self._line[0] is me:
+                return
+        raise _too_long(seconds)
+
+
+class _Coroutine:
+    """A coroutine's place in the line; any thread may wake it."""
+
+    def __init__(self) -> None:
+        self.loop, self.woken = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop has ended, and it with it
+            self.loop.call_soon_threadsafe(self.woken.set)
+
+
+def _too_long(seconds: float) -> Unavailable:
+    return Unavailable(f"another write of this lease was still under way after {seconds:g} s")

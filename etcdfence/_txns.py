@@ -92,6 +92,16 @@ def reading(*ranges: Range, timeout: float | None = None) -> Txn:
     return Txn((), ranges, (), timeout)
 
 
+def must_fail(epoch_key: bytes) -> tuple[Txn, ...]:
+    """Transactions that succeed only where a part of a comparison gets lost on its way: its target, its number, or
+    the end of its range. Each numeric comparison of the guard then turns into one with zero, which holds for a key
+    that is not there."""
+    nobody = epoch_key + b"/nobody's"
+    numbers = [Compare(target, nobody, 1) for target in (Target.MOD, Target.CREATE, Target.LEASE)]
+    nothing_around_the_epoch = Compare(Target.CREATE, epoch_key[:-1], 0, epoch_key + b"\0")
+    return tuple(Txn((compare,), ()) for compare in (*numbers, nothing_around_the_epoch))
+
+
 # --- claim -------------------------------------------------------------------------------------------------
 
 

@@ -69,8 +69,10 @@ def load(
             raise Misuse(f"{name} (from {sources[name]}) must be text, not {chosen[name]!r}")
     if not chosen["namespace"]:
         raise Misuse(f"namespace (from {sources['namespace']}) must not be empty")
-    if chosen["transport"] != "grpc":
-        raise Misuse(f"transport {chosen['transport']!r} (from {sources['transport']}) is unknown; use 'grpc'")
+    if chosen["transport"] not in ("grpc", "gateway"):
+        raise Misuse(
+            f"transport {chosen['transport']!r} (from {sources['transport']}) is unknown; use 'grpc' or 'gateway'"
+        )
     return Settings(
         endpoints=_endpoints(chosen["endpoints"], sources["endpoints"]),
         namespace=chosen["namespace"],

@@ -79,6 +79,21 @@ def find_epoch(key: bytes, pace: Pace) -> Flow[Epoch]:
             return epoch_from(_txns.founded(reply))
 
 
+def prove_compares(epoch_key: bytes, pace: Pace) -> Flow[None]:
+    """Show that comparisons reach etcd whole, by transactions that must fail. A fence that gets lost on its way
+    would let everything pass."""
+    remaining = list(_txns.must_fail(epoch_key))
+    while remaining:
+        try:
+            reply = yield from remaining[0]
+        except (OutcomeUnknown, Unavailable) as error:
+            yield from pace.again(unanswered(error))
+        else:
+            if reply.succeeded:
+                raise Misuse(f"comparisons do not reach etcd whole: it took {remaining[0].compares} as true")
+            remaining.pop(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Who wants which task, for how long (`ttl` seconds) without a sign of life."""

@@ -1,299 +1,50 @@
-"""What a coordinator and its leases share: the host, the leases that are held, and their renewal."""
+"""How threads run flows: one call at a time in each thread, one commit at a time in each lane."""
 
 from __future__ import annotations
 
-import atexit
-import logging
-import queue
 import threading
-import weakref
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Callable
 from typing import TypeVar
 
-from etcdfence import _host
-from etcdfence._flow import Caller, Flow, drive
-from etcdfence._flows import fencing, leases, tasks
+from etcdfence._engine import Engine, Holding
+from etcdfence._flow import Flow
 from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
-from etcdfence._host import Bounded, Host
-from etcdfence._keys import Keys
-from etcdfence._renewal import Belief, Confirmed, Outcome, Renewer
-from etcdfence._requests import Header
-from etcdfence._turn import Turn
-from etcdfence._txns import Ending, Tenure
-from etcdfence.errors import Closed, EtcdFenceError, LeaseReleased, OwnershipRefused
-from etcdfence.model import Doubt, Loss, LossReason
+from etcdfence._host import Bounded
 
-log = logging.getLogger("etcdfence")
-log.addHandler(logging.NullHandler())  # a library prints nothing unless its user asks for it
 T = TypeVar("T")
-EXIT_SECONDS = 1.5  # for giving back when the interpreter ends, or a block is left by an exception
-SECOND_OPINION = 2.0  # seconds for asking again after a reply from an older store
 
 
-class GaveBack(Enum):
-    YES = "etcd has revoked the lease"
-    NO = "etcd did not answer; the lease ends with its TTL"
-
-
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A process that ends normally gives its leases back; its threads are gone, so nobody works under them."""
-    until = _host.clock() + EXIT_SECONDS
-    for engine in list(_engines):
-        if engine.host.forked:
-            continue
-        try:
-            engine.close(until)
-        except Exception:  # the others must be closed all the same
-            log.exception("a coordinator could not be closed")
-
-
-class Holding:
-    """One tenure in this process: its lane, whose turn it is there, and what is believed of it. `store` counts the
-    stores that this process has seen follow each other: the tenure belongs to that one."""
-
-    def __init__(self, tenure: Tenure, store: int) -> None:
-        self.tenure, self.store = tenure, store
-        self.lane = Lane(tenure, tenure.granted_at)
-        self.turn = Turn()
-        self.belief = Belief(tenure.task, tenure.generation, tenure.granted, tenure.granted_at, _host.clock)
-        self.given_back = False  # nothing is left to do at etcd
-
-
-class Engine:
-    """`patience` (seconds) is how long one call keeps trying."""
-
-    def __init__(self, host: Host, keys: Keys, patience: float, on_close: Callable[[], None]) -> None:
-        self.host, self.keys, self.patience, self._on_close = host, keys, patience, on_close
-        self.closing = self.closed = False
-        self._lock = threading.RLock()  # a signal handler may call us in the middle of a call
-        self._holdings: dict[Belief, Holding] = {}
-        self._dropped: queue.SimpleQueue[Holding] = queue.SimpleQueue()
-        self._acquiring: list[int] = []  # threads that are at it
-        self._acquired = threading.Condition()
-        self._one_closes = threading.RLock()  # a signal handler may close in the middle of closing
-        self.renewer = Renewer(self._renew, _host.clock)
-        _engines.add(self)
-
-    def require_open(self) -> None:
-        self.host.require_usable()
-        if self.closing:
-            raise Closed("this coordinator is closed")
-
+class SyncEngine(Engine):
     def run(self, flow: Callable[[Pace], Flow[T]], seconds: float | None = None) -> T:
         """Run a flow that must have ended after so many seconds (None: the patience)."""
-        pace = Pace(_host.clock() + (self.patience if seconds is None else seconds))
+        pace = Pace(self.host.now() + (self.patience if seconds is None else seconds))
         return self.drive(flow(pace), Bounded(self.host, pace.deadline))
-
-    def drive(self, flow: Flow[T], caller: Caller) -> T:
-        """Run a flow, and look into it when a reply came from an older store than the one that was known."""
-        try:
-            return drive(flow, caller)
-        finally:
-            regressed = self.host.regressed
-            if regressed is not None:
-                self._ask_again(*regressed)
-
-    def _ask_again(self, known: Header, store: int) -> None:
-        try:
-            bounded = Bounded(self.host, _host.clock() + SECOND_OPINION)
-            back = drive(leases.went_back(self.keys.epoch, known, SECOND_OPINION), bounded)
-        except EtcdFenceError as error:
-            log.warning("a reply came from an older store than before; asking again failed: %s", error)
-            return
-        if back:
-            self._begin_anew(store)
-        else:
-            self.host.regressed = None
-
-    def _begin_anew(self, store: int) -> None:
-        """Another store has taken the place of this one: every lease of it is over."""
-        log.warning("the store went back in time: it was restored, or replaced")
-        for holding in self.holdings():
-            if holding.store <= store:
-                holding.belief.lose(Loss(LossReason.STORE_RESTORED))
-        self.host.forget_store(store)
-
-    # --- what is held --------------------------------------------------------------------------------------
 
     def acquire(self, action: Callable[[], T]) -> T:
         """Run everything between the first request of an acquire and the lease being known here; closing waits
         for it (but not for its own thread, which a signal handler may have interrupted)."""
         me = threading.get_ident()
         try:
-            self._acquiring.append(me)
+            self.acquiring.append(me)
             self.require_open()
             self.holdings()  # puts away what was dropped meanwhile
             return action()
         finally:
-            if me in self._acquiring:
-                self._acquiring.remove(me)
-            with self._acquired:
-                self._acquired.notify_all()
-
-    def enter(self, holding: Holding) -> None:
-        with self._lock:
-            self._holdings[holding.belief] = holding
-        self.renewer.add(holding.belief)
-
-    def leave(self, holding: Holding) -> None:
-        self.renewer.remove(holding.belief)
-        with self._lock:
-            self._holdings.pop(holding.belief, None)
-
-    def drop(self, holding: Holding) -> None:
-        """Called by a finaliser, which runs anywhere and at any time: it only leaves a note. Renewal ends now, as
-        that of any released lease; the rest is done when somebody next looks at the holdings."""
-        if not holding.given_back:
-            holding.belief.released = True
-            self._dropped.put(holding)
-
-    def holdings(self) -> list[Holding]:
-        while not self._dropped.empty():
-            holding = self._dropped.get()
-            if holding.belief.loss is None:
-                log.warning(
-                    "a lease on %s was dropped without release(); it ends with its TTL", holding.tenure.task
-                )
-            self.leave(holding)
-        with self._lock:
-            return list(self._holdings.values())
-
-    def require_live(self, holding: Holding) -> None:
-        """A handle that was given back is refused here, or one whose store is known to be another. Whatever else
-        this process believes, etcd is asked."""
-        self.host.require_usable()
-        self._require_same_store(holding)
-        tenure, belief = holding.tenure, holding.belief
-        if belief.released and belief.loss is not None:
-            raise fencing.ownership_refused(tenure, belief.loss)
-        if belief.released:
-            raise LeaseReleased(f"generation {tenure.generation} of {tenure.task} was given back by this process")
-
-    def _require_same_store(self, holding: Holding) -> None:
-        tenure, belief = holding.tenure, holding.belief
-        if belief.loss is not None and belief.loss.reason in (LossReason.CLOSED, LossReason.STORE_RESTORED):
-            raise fencing.ownership_refused(tenure, belief.loss)
+            self.acquired_by(me)
 
     def commit(
         self,
         holding: Holding,
         flow: Callable[[Lane, Pace], Flow[T]],
         seconds: float | None = None,
-        *,
         even_released: bool = False,
     ) -> T:
-        """Run a flow of this tenure's lane when it is its turn, and believe a refusal. Once the tenure has ended
-        by our own doing, the handle is released before the next in line has its turn."""
-        self.host.require_usable()
+        """Run a flow of this tenure's lane when it is its turn."""
 
         def in_turn() -> T:
-            if even_released:
-                self._require_same_store(holding)
-            else:
-                self.require_live(holding)
-            holding.lane.over = holding.lane.over or holding.belief.loss is not None
-            try:
+            with self.committing(holding, even_released):
                 return self.run(lambda pace: flow(holding.lane, pace), seconds)
-            except OwnershipRefused as refused:
-                if holding.lane.ended is None:
-                    holding.belief.lose(refused.loss)
-                raise
-            finally:
-                if holding.lane.ended is not None:
-                    holding.belief.release()
 
+        self.host.require_usable()
         return holding.turn.run(self.patience if seconds is None else seconds, in_turn)
-
-    # --- giving back ---------------------------------------------------------------------------------------
-
-    def revoke(self, tenure: Tenure, seconds: float) -> GaveBack:
-        """Give back the etcd lease; only this tenure's owner key hangs on it, so this frees the task even where
-        the release itself went unheard. Failing that the lease runs out by itself."""
-        bid = leases.Bid(lease_ids=[tenure.guard.lease_id])
-        try:
-            if seconds > 0:
-                self.finish(lambda pace: leases.revoke(bid, pace), seconds)
-        except EtcdFenceError as error:
-            log.info("the etcd lease of %s ends with its TTL: %s", tenure.task, error)
-        return GaveBack.NO if bid.lease_ids else GaveBack.YES
-
-    def close(self, until: float) -> None:
-        """End every lease as closed, and give back what can be given back until then (local clock).
-
-        Interrupted by Ctrl-C it can be called again, and is when the interpreter ends.
-        """
-        if not self._one_closes.acquire(timeout=max(0.0, until - _host.clock())):
-            return  # another thread is at it
-        try:
-            if self.closed:
-                return
-            self.closing = True
-            self.host.interrupt()
-            self._await_acquires(until)
-            for holding in self._all_closed():
-                self._give_back(holding, until)
-            self._finally()
-        finally:
-            self._one_closes.release()
-
-    def _finally(self) -> None:
-        if not self.closed:
-            self.renewer.close()
-            self.host.close()
-            self._on_close()
-            self.closed = True
-
-    def _await_acquires(self, until: float) -> None:
-        """For half of the time at most: the other half is for giving back."""
-        me, left = threading.get_ident(), (until - _host.clock()) / 2
-        with self._acquired:
-            self._acquired.wait_for(lambda: all(one == me for one in list(self._acquiring)), max(0.0, left))
-
-    def _all_closed(self) -> list[Holding]:
-        held = [holding for holding in self.holdings() if not (self.closed or holding.given_back)]
-        for holding in held:
-            holding.belief.lose(Loss(LossReason.CLOSED))
-        return held
-
-    def _give_back(self, holding: Holding, until: float) -> None:
-        left = until - _host.clock()
-        if left <= 0:
-            return
-        try:
-            ending = Ending("released", "closed")
-            holding.turn.run(
-                min(left, 1.0),
-                lambda: self.finish(lambda pace: tasks.end(holding.lane, ending, pace), left),
-            )
-        except EtcdFenceError as error:
-            log.info("%s could not be released: %s", holding.tenure.task, error)
-        outcome = self.revoke(holding.tenure, until - _host.clock())
-        holding.given_back = outcome is GaveBack.YES or holding.lane.ended is not None
-
-    def finish(self, flow: Callable[[Pace], Flow[T]], seconds: float) -> T:
-        """Run a flow that gives something back: it goes on while everything else is being ended."""
-        pace = Pace(_host.clock() + seconds)
-        return drive(flow(pace), Bounded(self.host, pace.deadline, closing=True))
-
-    # --- renewal -------------------------------------------------------------------------------------------
-
-    def _renew(self, beliefs: Sequence[Belief], limit: float) -> Sequence[Outcome]:
-        with self._lock:
-            holdings = [self._holdings.get(belief) for belief in beliefs]
-        lanes = [holding.lane if holding else None for holding in holdings]
-        present = [lane for lane in lanes if lane is not None]
-        found = iter(self.drive(leases.renew(present, self.keys.epoch, self.host.seen, limit), self.host))
-        return [Doubt.NOT_RENEWED if lane is None else _outcome(lane, next(found)) for lane in lanes]
-
-
-def _outcome(lane: Lane, found: leases.RenewalOutcome) -> Outcome:
-    if not isinstance(found, leases.Renewed):
-        return found
-    lane.renewed_at = found.sent.clock
-    return Confirmed(found.sent.clock, found.sent.wall)

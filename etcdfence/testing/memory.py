@@ -104,10 +104,11 @@ class State:
         return next((lease for lease in self.leases if lease.id == lease_id), None)
 
 
-def step(state: State, request: Request[T]) -> tuple[State, T | Pending]:
-    """One request, answered as etcd would. Raises what a transport raises for a definite refusal."""
+def step(state: State, request: Request[T]) -> tuple[State, T]:
+    """One request, answered as etcd would; a wait that nothing has ended yet is answered with PENDING. Raises what
+    a transport raises for a definite refusal."""
     after, reply = _STEPS[type(request)](state, request)
-    return after, cast("T | Pending", reply)
+    return after, cast("T", reply)
 
 
 # --- transactions ------------------------------------------------------------------------------------------

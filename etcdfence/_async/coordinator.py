@@ -1,0 +1,148 @@
+"""The Coordinator for coroutines: a thin shell that checks arguments and runs flows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from etcdfence import _timing
+from etcdfence._async.engine import AsyncEngine
+from etcdfence._async.lease import AsyncLease
+from etcdfence._async.opening import Opening
+from etcdfence._desk import CLOSE_SECONDS, Desk, Identity
+from etcdfence._engine import EXIT_SECONDS
+from etcdfence._flows import fencing, leases, tasks
+from etcdfence._requests import Members
+from etcdfence._txns import Tenure
+from etcdfence.errors import EtcdFenceError
+from etcdfence.model import Doubt, Entry, Loss, MemberStatus, TaskDescription, TaskName
+
+
+class AsyncCoordinator(Desk):
+    """One namespace of one etcd, for the coroutines of one event loop. Made by `etcdfence.connect_async`; close
+    it, or use it as an async context manager. `patience` (seconds) is how long a call keeps trying before it
+    raises Unavailable or OutcomeUnknown. A call that is cancelled leaves nothing behind: what it had set in
+    motion is undone by a thread."""
+
+    _engine: AsyncEngine
+
+    def __init__(self, engine: AsyncEngine, epoch: leases.Epoch, identity: Identity) -> None:
+        super().__init__(engine, epoch, identity)
+
+    # --- owning --------------------------------------------------------------------------------------------
+
+    def try_acquire(
+        self,
+        task: TaskName,
+        *,
+        ttl: int = 15,
+        holder: str | None = None,
+        on_lost: Callable[[AsyncLease, Loss], object] | None = None,
+        on_unverified: Callable[[AsyncLease, Doubt], object] | None = None,
+        cancel_on_loss: bool = True,
+    ) -> Opening[AsyncLease]:
+        """Own the task now, or raise Held (somebody does, and who), or TaskClosed (it is finished).
+
+        `ttl` is in whole seconds: how long after the last sign of life the task becomes free. `on_lost` and
+        `on_unverified` are plain functions, called in the event loop. OutcomeUnknown: the claim may have landed;
+        nobody renews it, so it ends with its TTL.
+        """
+        return self._acquire(task, ttl, 0.0, holder, on_lost, on_unverified, cancel_on_loss)
+
+    def acquire(
+        self,
+        task: TaskName,
+        *,
+        ttl: int = 15,
+        wait: float | None = None,
+        holder: str | None = None,
+        on_lost: Callable[[AsyncLease, Loss], object] | None = None,
+        on_unverified: Callable[[AsyncLease, Doubt], object] | None = None,
+        cancel_on_loss: bool = True,
+    ) -> Opening[AsyncLease]:
+        """Own the task, waiting up to `wait` seconds (None: without limit) for its owner to go; then Held.
+
+        `async with coordinator.acquire(…) as lease:` cancels its block when the lease is lost (and raises
+        LeaseLost or Superseded instead of CancelledError), unless `cancel_on_loss=False`.
+        """
+        return self._acquire(task, ttl, wait, holder, on_lost, on_unverified, cancel_on_loss)
+
+    def _acquire(
+        self,
+        task: TaskName,
+        ttl: int,
+        wait: float | None,
+        holder: str | None,
+        on_lost: Callable[[AsyncLease, Loss], object] | None,
+        on_unverified: Callable[[AsyncLease, Doubt], object] | None,
+        cancel_on_loss: bool,
+    ) -> Opening[AsyncLease]:
+        wish = self._wish(task, ttl, holder, on_lost=on_lost, on_unverified=on_unverified)
+        until = self._until(wait)
+
+        async def lease() -> AsyncLease:
+            tenure = await self._own(wish, until)
+            try:
+                return AsyncLease(self._engine, tenure, on_lost, on_unverified, cancel_on_loss)
+            except RuntimeError as error:  # no thread can be started that would renew it
+                await self._engine.revoke_async(tenure, 1.0)
+                raise EtcdFenceError(f"{tenure.task} cannot be kept: {error}") from error
+
+        return Opening(self._engine.acquire(lease))
+
+    async def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
+        bid = leases.Bid()
+        try:
+            flow = leases.acquire(bid, wish, self._engine.patience, until)
+            outcome = await self._engine.adrive(flow, self._engine.async_host)
+            if not isinstance(outcome, Tenure):
+                raise self._held(wish, outcome.owner)
+            self._won(bid, outcome)
+            return outcome
+        finally:
+            self._engine.withdraw(bid, wish, here=False)  # what went unanswered, or was given up
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    async def describe(self, task: TaskName) -> TaskDescription:
+        """Everything the store says of one task, at one revision; NotFound where it says nothing."""
+        self._engine.require_open()
+        keys = self._engine.keys.task(task)
+        return await self._engine.run(lambda pace: tasks.describe(self._engine.keys, keys, pace))
+
+    async def tasks(self, *, owned_only: bool = False) -> list[TaskDescription]:
+        """All tasks of the namespace by name, without attempts and history; `owned_only`: those with an owner."""
+        self._engine.require_open()
+        return await self._engine.run(lambda pace: tasks.tasks(self._engine.keys, pace, owned_only=owned_only))
+
+    async def get(self, key: str) -> Entry:
+        """A data key's value and revision (None and ABSENT where it is not there), read linearizably."""
+        self._engine.require_open()
+        keys = self._engine.keys.data(key), self._engine.keys.provenance(key)
+        return await self._engine.run(lambda pace: fencing.get(key, *keys, pace))
+
+    async def members(self) -> Sequence[MemberStatus]:
+        """What each endpoint says of itself; one that does not answer is listed with its error."""
+        self._engine.require_open()
+        return await self._engine.async_host.call(Members())
+
+    # --- ending --------------------------------------------------------------------------------------------
+
+    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Give back every lease (`loss.reason` closed), stop renewing and close the connections.
+
+        Takes at most about `timeout` seconds; a lease that could not be given back ends with its TTL. May be
+        called in any event loop. In a process forked from the one that connected it does nothing.
+        """
+        if not self._engine.host.forked:
+            await self._engine.close_async(_timing.checked_seconds(timeout, "timeout"))
+
+    async def __aenter__(self) -> Self:
+        self._engine.require_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(CLOSE_SECONDS if error is None else EXIT_SECONDS)

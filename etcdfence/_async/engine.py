@@ -1,0 +1,104 @@
+"""How the coroutines of one event loop run flows.
+
+Calls go over the loop's own transport. Everything that must work without the loop (renewal, closing, undoing
+what a cancelled call has set in motion) is the common engine's and uses its threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from etcdfence._engine import Engine, GaveBack, Holding, gave_back, noted
+from etcdfence._flow import AsyncCaller, AsyncTransport, Flow, adrive
+from etcdfence._flows import leases
+from etcdfence._flows.fencing import Lane
+from etcdfence._flows.pacing import Pace
+from etcdfence._host import AsyncBounded, AsyncHost, Host
+from etcdfence._keys import Keys
+from etcdfence._txns import Tenure
+from etcdfence.errors import Misuse
+
+T = TypeVar("T")
+
+
+class AsyncEngine(Engine):
+    def __init__(
+        self, host: Host, transport: AsyncTransport, keys: Keys, patience: float, on_close: Callable[[], None]
+    ) -> None:
+        super().__init__(host, keys, patience, on_close)
+        self.transport = transport
+        self.loop = asyncio.get_running_loop()
+        self.async_host = AsyncHost(host, transport)
+
+    def require_usable(self) -> None:
+        self.host.require_usable()
+        if asyncio.get_running_loop() is not self.loop:
+            raise Misuse("this coordinator belongs to another event loop; call connect_async() in each loop")
+
+    def require_open(self) -> None:
+        self.require_usable()
+        super().require_open()
+
+    async def run(self, flow: Callable[[Pace], Flow[T]], seconds: float | None = None) -> T:
+        """Run a flow that must have ended after so many seconds (None: the patience)."""
+        pace = Pace(self.host.now() + (self.patience if seconds is None else seconds))
+        return await self.adrive(flow(pace), AsyncBounded(self.async_host, pace.deadline))
+
+    async def adrive(self, flow: Flow[T], caller: AsyncCaller) -> T:
+        try:
+            return await adrive(flow, caller)
+        finally:
+            if self.host.regressed is not None:  # rare, and worth a thread: the look must not depend on this task
+                self.look_back_in_background()
+
+    async def acquire(self, action: Callable[[], Awaitable[T]]) -> T:
+        """Run everything between the first request of an acquire and the lease being known here; closing waits
+        for it."""
+        me = object()
+        try:
+            self.acquiring.append(me)
+            self.require_open()
+            self.holdings()  # puts away what was dropped meanwhile
+            return await action()
+        finally:
+            self.acquired_by(me)
+
+    async def commit(
+        self,
+        holding: Holding,
+        flow: Callable[[Lane, Pace], Flow[T]],
+        seconds: float | None = None,
+        even_released: bool = False,
+    ) -> T:
+        """Run a flow of this tenure's lane when it is its turn."""
+
+        async def in_turn() -> T:
+            with self.committing(holding, even_released):
+                return await self.run(lambda pace: flow(holding.lane, pace), seconds)
+
+        self.require_usable()
+        return await holding.turn.run_async(self.patience if seconds is None else seconds, in_turn)
+
+    async def revoke_async(self, tenure: Tenure, seconds: float) -> GaveBack:
+        """Give back the etcd lease, as `revoke` does."""
+        bid = leases.Bid(lease_ids=[tenure.guard.lease_id])
+        with noted(tenure):
+            await self.run(lambda pace: leases.revoke(bid, pace), seconds)
+        return gave_back(bid)
+
+    def call_in_loop(self, action: Callable[..., object], *arguments: object) -> None:
+        """From any thread; nothing happens where the loop has ended."""
+        try:
+            self.loop.call_soon_threadsafe(action, *arguments)
+        except RuntimeError:
+            return
+
+    async def close_async(self, seconds: float) -> None:
+        """Close from this loop, or from any other one."""
+        self.closing = True
+        self.call_in_loop(self.transport.interrupt)
+        await asyncio.to_thread(self.close, self.host.now() + seconds)
+        if asyncio.get_running_loop() is self.loop:
+            await self.transport.close()

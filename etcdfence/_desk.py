@@ -1,0 +1,77 @@
+"""What a Coordinator of either colour knows without asking anybody, and how a wish is made of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import iscoroutinefunction
+from typing import Any, Final
+
+from etcdfence import _timing
+from etcdfence._engine import Engine
+from etcdfence._flows import leases
+from etcdfence._txns import Tenure
+from etcdfence.errors import Held, Misuse
+from etcdfence.model import Owner, TaskName, checked_name
+
+CLOSE_SECONDS: Final = 10.0  # for an explicit close(); leases not given back by then end with their TTL
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How a worker appears in records. For people only: ownership is decided by lease and generation."""
+
+    holder: str
+    host: str
+    pid: int
+
+
+class Desk:
+    def __init__(self, engine: Engine, epoch: leases.Epoch, identity: Identity) -> None:
+        self._engine, self._epoch, self._identity = engine, epoch, identity
+
+    @property
+    def namespace(self) -> str:
+        return self._engine.keys.namespace
+
+    @property
+    def epoch(self) -> int:
+        """The epoch's number, as last seen."""
+        return self._epoch.number
+
+    def __repr__(self) -> str:
+        state = " closed" if self._engine.closing else ""
+        return f"<{type(self).__name__} namespace={self.namespace!r}{state}>"
+
+    def _wish(
+        self, task: TaskName, ttl: int, holder: str | None, **callbacks: Callable[..., Any] | None
+    ) -> leases.Wish:
+        """What is wanted; Misuse for arguments that cannot be, before anything is sent."""
+        self._engine.require_open()
+        for name, callback in callbacks.items():
+            if callback is not None and (not callable(callback) or iscoroutinefunction(callback)):
+                raise Misuse(f"{name} must be a plain function of two arguments, not {callback!r}")
+        return leases.Wish(
+            keys=self._engine.keys.task(task),
+            holder=self._identity.holder if holder is None else checked_name(holder, "holder"),
+            host=self._identity.host,
+            pid=self._identity.pid,
+            ttl=_timing.checked_ttl(ttl),
+            epoch=self._epoch,
+        )
+
+    def _until(self, wait: float | None) -> float | None:
+        """The moment on the local clock up to which to wait; None: without limit."""
+        return None if wait is None else self._engine.host.now() + _timing.checked_seconds(wait, "wait")
+
+    def _won(self, bid: leases.Bid, tenure: Tenure) -> None:
+        """The tenure's etcd lease is no longer the bid's to withdraw; the epoch may have been raised meanwhile."""
+        bid.lease_ids.remove(tenure.guard.lease_id)
+        guard = tenure.guard
+        self._epoch = leases.Epoch(guard.epoch_key, guard.epoch_value, tenure.epoch)
+
+    def _held(self, wish: leases.Wish, owner: Owner | None) -> Held:
+        ours = {holding.tenure.guard.lease_id for holding in self._engine.holdings()}
+        mine = owner is not None and owner.lease_id in ours
+        namesake = owner is not None and owner.holder == wish.holder and not mine
+        return Held(wish.keys.task, owner, mine=mine, namesake=namesake)

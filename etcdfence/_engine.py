@@ -1,0 +1,321 @@
+"""What a coordinator and its leases share, in both colours: the leases that are held, their renewal, and the end.
+
+Renewal runs in a thread and closing must work wherever it is called, so both use the synchronous host. How the
+calls of users are run is added by each colour.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import TypeVar
+
+from etcdfence._flow import Caller, Flow, drive
+from etcdfence._flows import fencing, leases, tasks
+from etcdfence._flows.fencing import Lane
+from etcdfence._flows.pacing import Pace
+from etcdfence._host import Bounded, Clock, Host
+from etcdfence._keys import Keys
+from etcdfence._renewal import Belief, Confirmed, Outcome, Renewer
+from etcdfence._requests import Header
+from etcdfence._turn import Turn
+from etcdfence._txns import Ending, Tenure
+from etcdfence.errors import Closed, EtcdFenceError, LeaseReleased, OwnershipRefused
+from etcdfence.model import Doubt, Loss, LossReason
+
+log = logging.getLogger("etcdfence")
+log.addHandler(logging.NullHandler())  # a library prints nothing unless its user asks for it
+T = TypeVar("T")
+EXIT_SECONDS = 1.5  # for giving back when the interpreter ends, or a block is left by an exception
+SECOND_OPINION = 2.0  # seconds for asking again after a reply from an older store
+
+
+class GaveBack(Enum):
+    YES = "etcd has revoked the lease"
+    NO = "etcd did not answer; the lease ends with its TTL"
+
+
+def gave_back(bid: leases.Bid) -> GaveBack:
+    return GaveBack.NO if bid.lease_ids else GaveBack.YES
+
+
+@contextmanager
+def noted(tenure: Tenure) -> Iterator[None]:
+    """A lease that could not be revoked is no error of the caller's."""
+    try:
+        yield
+    except EtcdFenceError as error:
+        log.info("the etcd lease of %s ends with its TTL: %s", tenure.task, error)
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A process that ends normally gives its leases back; its threads are gone, so nobody works under them."""
+    for engine in list(_engines):
+        if engine.host.forked:
+            continue
+        try:
+            engine.close(engine.host.now() + EXIT_SECONDS)
+        except Exception:  # the others must be closed all the same
+            log.exception("a coordinator could not be closed")
+
+
+class Holding:
+    """One tenure in this process: its lane, whose turn it is there, and what is believed of it. `store` counts the
+    stores that this process has seen follow each other: the tenure belongs to that one."""
+
+    def __init__(self, tenure: Tenure, store: int, clock: Clock) -> None:
+        self.tenure, self.store = tenure, store
+        self.lane = Lane(tenure, tenure.granted_at)
+        self.turn = Turn()
+        self.belief = Belief(tenure.task, tenure.generation, tenure.granted, tenure.granted_at, clock.now)
+        self.given_back = False  # nothing is left to do at etcd
+
+
+class Engine:
+    """`patience` (seconds) is how long one call keeps trying."""
+
+    def __init__(self, host: Host, keys: Keys, patience: float, on_close: Callable[[], None]) -> None:
+        self.host, self.keys, self.patience, self._on_close = host, keys, patience, on_close
+        self.closing = self.closed = False
+        self._lock = threading.RLock()  # a signal handler may call us in the middle of a call
+        self._holdings: dict[Belief, Holding] = {}
+        self._dropped: queue.SimpleQueue[Holding] = queue.SimpleQueue()
+        self.acquiring: list[object] = []  # whoever is at it: threads by their number, or tasks
+        self.acquired = threading.Condition()
+        self._one_closes = threading.RLock()  # a signal handler may close in the middle of closing
+        self.renewer = Renewer(self._renew, host.clock)
+        _engines.add(self)
+
+    def require_open(self) -> None:
+        self.host.require_usable()
+        if self.closing:
+            raise Closed("this coordinator is closed")
+
+    def drive(self, flow: Flow[T], caller: Caller) -> T:
+        """Run a flow, and look into it when a reply came from an older store than the one that was known."""
+        try:
+            return drive(flow, caller)
+        finally:
+            self.look_back()
+
+    def look_back(self) -> None:
+        regressed = self.host.regressed
+        if regressed is not None:
+            self._ask_again(*regressed)
+
+    def look_back_in_background(self) -> None:
+        threading.Thread(target=self.look_back, name="etcdfence-look-back", daemon=True).start()
+
+    def _ask_again(self, known: Header, store: int) -> None:
+        try:
+            bounded = Bounded(self.host, self.host.now() + SECOND_OPINION)
+            back = drive(leases.went_back(self.keys.epoch, known, SECOND_OPINION), bounded)
+        except EtcdFenceError as error:
+            log.warning("a reply came from an older store than before; asking again failed: %s", error)
+            return
+        if back:
+            self._begin_anew(store)
+        else:
+            self.host.regressed = None
+
+    def _begin_anew(self, store: int) -> None:
+        """Another store has taken the place of this one: every lease of it is over."""
+        log.warning("the store went back in time: it was restored, or replaced")
+        for holding in self.holdings():
+            if holding.store <= store:
+                holding.belief.lose(Loss(LossReason.STORE_RESTORED))
+        self.host.forget_store(store)
+
+    # --- what is held --------------------------------------------------------------------------------------
+
+    def enter(self, holding: Holding) -> None:
+        with self._lock:
+            self._holdings[holding.belief] = holding
+        self.renewer.add(holding.belief)
+
+    def leave(self, holding: Holding) -> None:
+        self.renewer.remove(holding.belief)
+        with self._lock:
+            self._holdings.pop(holding.belief, None)
+
+    def drop(self, holding: Holding) -> None:
+        """Called by a finaliser, which runs anywhere and at any time: it only leaves a note. Renewal ends now, as
+        that of any released lease; the rest is done when somebody next looks at the holdings."""
+        if not holding.given_back:
+            holding.belief.released = True
+            self._dropped.put(holding)
+
+    def holdings(self) -> list[Holding]:
+        while not self._dropped.empty():
+            holding = self._dropped.get()
+            if holding.belief.loss is None:
+                log.warning(
+                    "a lease on %s was dropped without release(); it ends with its TTL", holding.tenure.task
+                )
+            self.leave(holding)
+        with self._lock:
+            return list(self._holdings.values())
+
+    def require_live(self, holding: Holding) -> None:
+        """A handle that was given back is refused here, or one whose store is known to be another. Whatever else
+        this process believes, etcd is asked."""
+        self.host.require_usable()
+        self.require_same_store(holding)
+        tenure, belief = holding.tenure, holding.belief
+        if belief.released and belief.loss is not None:
+            raise fencing.ownership_refused(tenure, belief.loss)
+        if belief.released:
+            raise LeaseReleased(f"generation {tenure.generation} of {tenure.task} was given back by this process")
+
+    def require_same_store(self, holding: Holding) -> None:
+        tenure, belief = holding.tenure, holding.belief
+        if belief.loss is not None and belief.loss.reason in (LossReason.CLOSED, LossReason.STORE_RESTORED):
+            raise fencing.ownership_refused(tenure, belief.loss)
+
+    @contextmanager
+    def committing(self, holding: Holding, even_released: bool) -> Iterator[None]:
+        """What stands around a flow of a tenure's lane: may it begin, and what does its end say of the lease. Once
+        the tenure has ended by our own doing, the handle is released before the next in line has its turn."""
+        if even_released:
+            self.require_same_store(holding)
+        else:
+            self.require_live(holding)
+        holding.lane.over = holding.lane.over or holding.belief.loss is not None
+        try:
+            yield
+        except OwnershipRefused as refused:
+            if holding.lane.ended is None:
+                holding.belief.lose(refused.loss)
+            raise
+        finally:
+            if holding.lane.ended is not None:
+                holding.belief.release()
+
+    def acquired_by(self, me: object) -> None:
+        if me in self.acquiring:
+            self.acquiring.remove(me)
+        with self.acquired:
+            self.acquired.notify_all()
+
+    def give_back_in_background(self, holding: Holding) -> None:
+        """For a release that was itself cancelled: its renewal has stopped, and what is left ends with the TTL at
+        the latest."""
+
+        def give_back() -> None:
+            self._give_back(holding, self.host.now() + holding.tenure.granted)
+
+        if not holding.given_back:
+            threading.Thread(target=give_back, name="etcdfence-release", daemon=True).start()
+
+    def withdraw(self, bid: leases.Bid, wish: leases.Wish, *, here: bool) -> None:
+        """Undo what an acquire left behind. Where etcd does not answer, or not `here`, go on in the background for
+        as long as the leases can live; after that nothing of the bid can land any more."""
+        if not bid.lease_ids or self.host.forked:
+            return
+
+        def undo(seconds: float) -> None:
+            try:
+                self.finish(lambda pace: leases.withdraw(bid, pace), seconds)
+            except EtcdFenceError as error:
+                log.info("an abandoned claim of %s is not undone yet: %s", wish.keys.task, error)
+
+        if here and not bid.doubtful:
+            undo(1.0)
+        if bid.lease_ids:
+            threading.Thread(target=undo, args=(wish.ttl,), name="etcdfence-withdraw", daemon=True).start()
+
+    # --- giving back ---------------------------------------------------------------------------------------
+
+    def revoke(self, tenure: Tenure, seconds: float) -> GaveBack:
+        """Give back the etcd lease; only this tenure's owner key hangs on it, so this frees the task even where
+        the release itself went unheard. Failing that the lease runs out by itself."""
+        bid = leases.Bid(lease_ids=[tenure.guard.lease_id])
+        with noted(tenure):
+            if seconds > 0:
+                self.finish(lambda pace: leases.revoke(bid, pace), seconds)
+        return gave_back(bid)
+
+    def close(self, until: float) -> None:
+        """End every lease as closed, and give back what can be given back until then (local clock).
+
+        Interrupted by Ctrl-C it can be called again, and is when the interpreter ends.
+        """
+        if not self._one_closes.acquire(timeout=max(0.0, until - self.host.now())):
+            return  # another thread is at it
+        try:
+            if self.closed:
+                return
+            self.closing = True
+            self.host.interrupt()
+            self._await_acquires(until)
+            for holding in self._all_closed():
+                self._give_back(holding, until)
+            self._finally()
+        finally:
+            self._one_closes.release()
+
+    def _finally(self) -> None:
+        if not self.closed:
+            self.renewer.close()
+            self.host.close()
+            self._on_close()
+            self.closed = True
+
+    def _await_acquires(self, until: float) -> None:
+        """For half of the time at most: the other half is for giving back."""
+        me, left = threading.get_ident(), (until - self.host.now()) / 2
+        with self.acquired:
+            self.acquired.wait_for(lambda: all(one == me for one in list(self.acquiring)), max(0.0, left))
+
+    def _all_closed(self) -> list[Holding]:
+        held = [holding for holding in self.holdings() if not (self.closed or holding.given_back)]
+        for holding in held:
+            holding.belief.lose(Loss(LossReason.CLOSED))
+        return held
+
+    def _give_back(self, holding: Holding, until: float) -> None:
+        left = until - self.host.now()
+        if left <= 0:
+            return
+        try:
+            ending = Ending("released", "closed")
+            holding.turn.run(
+                min(left, 1.0),
+                lambda: self.finish(lambda pace: tasks.end(holding.lane, ending, pace), left),
+            )
+        except EtcdFenceError as error:
+            log.info("%s could not be released: %s", holding.tenure.task, error)
+        outcome = self.revoke(holding.tenure, until - self.host.now())
+        holding.given_back = outcome is GaveBack.YES or holding.lane.ended is not None
+
+    def finish(self, flow: Callable[[Pace], Flow[T]], seconds: float) -> T:
+        """Run a flow that gives something back: it goes on while everything else is being ended."""
+        pace = Pace(self.host.now() + seconds)
+        return drive(flow(pace), Bounded(self.host, pace.deadline, closing=True))
+
+    # --- renewal -------------------------------------------------------------------------------------------
+
+    def _renew(self, beliefs: Sequence[Belief], limit: float) -> Sequence[Outcome]:
+        with self._lock:
+            holdings = [self._holdings.get(belief) for belief in beliefs]
+        lanes = [holding.lane if holding else None for holding in holdings]
+        present = [lane for lane in lanes if lane is not None]
+        found = iter(self.drive(leases.renew(present, self.keys.epoch, self.host.seen, limit), self.host))
+        return [Doubt.NOT_RENEWED if lane is None else _outcome(lane, next(found)) for lane in lanes]
+
+
+def _outcome(lane: Lane, found: leases.RenewalOutcome) -> Outcome:
+    if not isinstance(found, leases.Renewed):
+        return found
+    lane.renewed_at = found.sent.clock
+    return Confirmed(found.sent.clock, found.sent.wall)
