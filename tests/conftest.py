@@ -19,7 +19,7 @@ from .support.raw import Raw
 from .support.tape import Tape
 
 REQUIREMENTS = Path(__file__).parent / "requirements.toml"
-NEEDS_SERVER = {"endpoint", "own_etcd", "cluster"}  # fixtures
+NEEDS_SERVER = {"endpoint", "own_etcd", "cluster", "etcdfence_server"}  # fixtures
 
 
 # --- the list of what must be shown ------------------------------------------------------------------------
@@ -85,7 +85,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if NEEDS_SERVER & set(getattr(item, "fixturenames", ())):
+        variant = getattr(item, "callspec", None) and item.callspec.params.get("variant", "")
+        on_a_wire = bool(variant) and not variant.endswith("memory")
+        if on_a_wire or NEEDS_SERVER & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.server)
 
 

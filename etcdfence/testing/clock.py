@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 PATIENCE: Final = 10.0  # seconds of real time for a thread that was woken to come to rest again
+LOOK_AGAIN: Final = 0.01
 FAR_FROM_NOW: Final = 1000.0  # where a virtual clock begins: nothing real is near
 
 
@@ -16,11 +17,13 @@ class VirtualClock:
 
     `advance` goes from one event to the next: at each it wakes the threads that were waiting for it (the renewal
     thread, that is) and goes on when they have come to rest, so leases are renewed on the way as they would be.
-    A pause between two tries of a call passes at once: whoever pauses moves the clock.
+    A pause between two tries of a call passes at once: whoever pauses moves the clock. So does a wait for a task
+    in the thread that made the clock; in other threads, and in coroutines, a wait lasts until the clock is moved.
     """
 
     def __init__(self) -> None:
         self._now = FAR_FROM_NOW
+        self._maker = threading.get_ident()
         self._changed = threading.Condition()
         self._waiting: dict[threading.Thread, tuple[float, threading.Condition]] = {}
         self._known: set[threading.Thread] = set()
@@ -33,6 +36,11 @@ class VirtualClock:
     def wall(self) -> str:
         begun = datetime(2001, 1, 1, tzinfo=UTC)
         return (begun + timedelta(seconds=self._now)).isoformat(timespec="milliseconds")
+
+    @property
+    def mine(self) -> bool:
+        """Whether this is the thread that made the clock, and so moves it."""
+        return threading.get_ident() == self._maker
 
     def on_advance(self, listener: Callable[[], None]) -> None:
         """Call this, in the thread that moves the clock, after each of its steps."""
@@ -71,6 +79,12 @@ class VirtualClock:
                 self._move(following)
             self._move(target)
 
+    def advance_to_event(self, limit: float) -> None:
+        """Move the clock to the next moment at which something is due, and at most to `limit`."""
+        with self._advancing:
+            self._settle()
+            self._move(min(self._next(), limit))
+
     def _next(self) -> float:
         with self._changed:
             return min((due for due, _ in self._waiting.values()), default=float("inf"))
@@ -91,8 +105,10 @@ class VirtualClock:
             with condition:
                 condition.notify_all()
         with self._changed:
-            if not self._changed.wait_for(self._resting, PATIENCE):
-                raise RuntimeError("a thread that waits for the virtual clock did not come to rest")
+            for _ in range(int(PATIENCE / LOOK_AGAIN)):
+                if self._changed.wait_for(self._resting, LOOK_AGAIN):  # a thread that ends tells nobody
+                    return
+        raise RuntimeError("a thread that waits for the virtual clock did not come to rest")
 
     def _resting(self) -> bool:
         me = threading.current_thread()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from etcdfence._requests import Request, Waited, WaitGone
 from etcdfence.errors import Closed, OutcomeUnknown
@@ -15,6 +15,14 @@ from etcdfence.testing.clock import VirtualClock
 from etcdfence.testing.memory import State
 
 T = TypeVar("T")
+STUCK: Final = 30.0  # seconds of real time in which nobody changes the store or moves the clock
+
+
+def stuck() -> RuntimeError:
+    return RuntimeError(
+        f"nothing has happened for {STUCK:g} s to end this wait: let another thread or task change the store, or"
+        " move the virtual clock with clock.advance(seconds)"
+    )
 
 
 class MemoryEtcd:
@@ -68,12 +76,21 @@ class MemoryEtcd:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def wait(self, until: Callable[[], Waited | None]) -> Waited:
-        """Try again after every change until there is an answer."""
+    def wait(self, wait: Wait) -> Waited:
+        """Look again after every change until there is an answer."""
+        if self.clock.mine:
+            return self._wait_moving_the_clock(wait)
         with self._changed:
-            while (found := until()) is None:
-                self._changed.wait()
+            while (found := wait.look()) is None:
+                if not self._changed.wait(STUCK):
+                    raise stuck()
             return found
+
+    def _wait_moving_the_clock(self, wait: Wait) -> Waited:
+        while (found := wait.look()) is None:
+            ends = [lease.expires for lease in self._state.leases]
+            self.clock.advance_to_event(min([wait.until, *ends]))
+        return found
 
     def wake(self) -> None:
         with self._changed:
@@ -96,12 +113,12 @@ class MemoryEtcd:
         return reply
 
 
-class _Wait:
+class Wait:
     """A wait for a key to go, looked at after every change."""
 
     def __init__(self, etcd: MemoryEtcd, request: WaitGone) -> None:
         self._etcd, self._request = etcd, request
-        self._until = etcd.clock.now() + request.timeout
+        self.until = etcd.clock.now() + request.timeout
         self.interrupted = False
 
     def look(self) -> Waited | None:
@@ -110,13 +127,13 @@ class _Wait:
         reply: Any = memory.step(self._etcd.state, self._request)[1]
         if isinstance(reply, Waited):
             return reply
-        return Waited.TIMED_OUT if self._etcd.clock.now() >= self._until else None
+        return Waited.TIMED_OUT if self._etcd.clock.now() >= self.until else None
 
 
 class _Transport:
     def __init__(self, etcd: MemoryEtcd) -> None:
         self._etcd = etcd
-        self._waits: set[_Wait] = set()
+        self._waits: set[Wait] = set()
         self._closed = self._interrupted = False
 
     def interrupt(self) -> None:
@@ -129,10 +146,10 @@ class _Transport:
         if self._closed:
             raise Closed("this coordinator is closed")
 
-    def _begin(self, request: WaitGone) -> _Wait:
+    def _begin(self, request: WaitGone) -> Wait:
         if self._interrupted:
             raise Closed("this coordinator is being closed")
-        wait = _Wait(self._etcd, request)
+        wait = Wait(self._etcd, request)
         self._waits.add(wait)
         return wait
 
@@ -146,7 +163,7 @@ class MemoryTransport(_Transport):
             return self._etcd.answer(request)
         wait = self._begin(request)
         try:
-            return cast("T", self._etcd.wait(wait.look))
+            return cast("T", self._etcd.wait(wait))
         finally:
             self._waits.discard(wait)
 
@@ -172,7 +189,10 @@ class AsyncMemoryTransport(_Transport):
         wait, forget = self._begin(request), self._etcd.listen(wake)
         try:
             while (found := wait.look()) is None:
-                await changed.wait()
+                try:
+                    await asyncio.wait_for(changed.wait(), STUCK)
+                except TimeoutError:
+                    raise stuck() from None
                 changed.clear()
             return cast("T", found)
         finally:

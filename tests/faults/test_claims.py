@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from etcdfence import Coordinator, Held, LossReason, OutcomeUnknown, Unavailable
+from etcdfence import Coordinator, Held, Lease, LossReason, OutcomeUnknown, Unavailable
 from etcdfence._requests import Compare, Grant, Header, Revoke, RevokeReply, TxnReply
 
 from ..support.raw import Raw
 from ..support.tape import Tape, a, is_claim, is_seal
-from ..support.waiting import eventually
+from ..support.waiting import eventually, pass_time
 
 Taped = Callable[..., tuple[Coordinator, Tape]]
 Connect = Callable[..., Coordinator]
@@ -210,3 +210,21 @@ def test_the_predecessor_is_marked_lost(connect: Connect, raw: Raw) -> None:
     with coordinator.try_acquire("job"):
         ended = {attempt.id: attempt.ended for attempt in coordinator.describe("job").attempts}
         assert ended[first.attempt] == "lost"
+
+
+def test_acquire_waits_without_polling(coordinator: Coordinator, taped: Taped) -> None:
+    """While the owner stays, a waiter sends nothing; when it goes, one more claim."""
+    lease = coordinator.acquire("job")
+    waiter, tape = taped()
+    got: list[Lease] = []
+    thread = threading.Thread(target=lambda: got.append(waiter.acquire("job", wait=20)))
+    thread.start()
+    eventually("it watches", lambda: tape.wire._waits)
+    sent = len(tape.sent)
+    pass_time(1)
+    assert (len(tape.sent), got) == (sent, [])
+    lease.release()
+    thread.join(10)
+    assert got[0].generation > lease.generation
+    assert len([request for request in tape.sent if is_claim(request)]) == 2
+    got[0].release()

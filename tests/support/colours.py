@@ -1,0 +1,108 @@
+"""Both colours and every wire behind one face, so that the suite of the API is written once.
+
+`Blocking` makes an asynchronous object look like the synchronous one: each call runs in an event loop of its own
+thread and is waited for. `MemoryRaw` is what `Raw` is, for an etcd in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from concurrent.futures import Future, wait
+from typing import Any
+
+from etcdfence._async import AsyncCoordinator, AsyncLease, AsyncTransaction
+from etcdfence._requests import Delete, KeyValue, Put, Range, Revoke, TimeToLive, Txn
+from etcdfence.testing import MemoryEtcd
+
+from .waiting import VIRTUAL, eventually
+
+SECONDS = 120.0  # no single call of the suite takes as long
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="test-loop", daemon=True)
+        self._thread.start()
+
+    def call(self, method: Any, *arguments: Any, **named: Any) -> Any:
+        """Call in the loop, and await what comes back if it wants to be."""
+
+        async def outcome() -> Any:
+            found = method(*arguments, **named)
+            return await found if inspect.isawaitable(found) else found
+
+        return self.wrapped(_waited(asyncio.run_coroutine_threadsafe(outcome(), self.loop)))
+
+    def wrapped(self, found: Any) -> Any:
+        return (
+            Blocking(self, found) if isinstance(found, AsyncCoordinator | AsyncLease | AsyncTransaction) else found
+        )
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+def _waited(future: Future[Any]) -> Any:
+    """On a virtual clock whoever waits moves it; see VirtualClock."""
+    if VIRTUAL and VIRTUAL[0].mine:
+        wait([future], 0.1)  # most calls wait for nothing
+        eventually("the call has ended", future.done, SECONDS)
+    return future.result(SECONDS)
+
+
+class Blocking:
+    def __init__(self, loop: Loop, inner: Any) -> None:
+        self.__dict__.update(_loop=loop, _inner=inner)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not inspect.ismethod(found):
+            return found
+        return lambda *arguments, **named: self._loop.call(found, *arguments, **named)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __enter__(self) -> Any:
+        self._loop.call(self._inner.__aenter__)
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        self._loop.call(self._inner.__aexit__, *about)
+
+
+class MemoryRaw:
+    def __init__(self, etcd: MemoryEtcd) -> None:
+        self.etcd = etcd
+
+    def get(self, key: bytes) -> KeyValue | None:
+        return self.etcd.state.get(key)
+
+    def below(self, prefix: bytes) -> list[bytes]:
+        return [kv.key for kv in self.etcd.state.kvs if kv.key.startswith(prefix)]
+
+    def revisions(self, prefix: bytes) -> dict[bytes, int]:
+        return {kv.key: kv.mod_revision for kv in self.etcd.state.kvs if kv.key.startswith(prefix)}
+
+    def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
+        self.etcd.answer(Txn((), (Put(key, value, lease),)))
+
+    def delete(self, key: bytes) -> int:
+        reply = self.etcd.answer(Txn((), (Range(key), Delete(key))))
+        return len(reply.reads[0].kvs)
+
+    def revoke(self, lease_id: int) -> None:
+        assert self.etcd.answer(Revoke(lease_id)).found
+
+    def ttl(self, lease_id: int) -> int:
+        return self.etcd.answer(TimeToLive(lease_id)).ttl
+
+    def close(self) -> None:
+        pass
