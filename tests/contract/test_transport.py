@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -34,18 +36,12 @@ from etcdfence.errors import (
     Unavailable,
 )
 from etcdfence.server import free_ports
-from etcdfence.transports.grpc import GrpcTransport
 
 from ..support.proxy import Proxy
-from ..support.raw import Raw
 from ..support.waiting import eventually
+from .wires import NETWORK, OpenWire, Wire
 
-
-@pytest.fixture
-def wire(endpoint: str) -> Iterator[GrpcTransport]:
-    transport = GrpcTransport([endpoint])
-    yield transport
-    transport.close()
+on_a_network = pytest.mark.parametrize("variant", NETWORK, indirect=True)
 
 
 @pytest.fixture
@@ -57,7 +53,7 @@ def lease_id() -> int:
     return secrets.randbelow(2**62) + 1
 
 
-def test_a_transaction_and_its_reads(wire: GrpcTransport, key: bytes) -> None:
+def test_a_transaction_and_its_reads(wire: Wire, key: bytes) -> None:
     """Reads of the success branch see the puts before them; the header names the revision that was made."""
     reply = wire.call(Txn((Compare(Target.CREATE, key, 0),), (Range(key), Put(key, b"1"), Range(key))), 5)
     before, after = reply.reads
@@ -72,7 +68,7 @@ def test_a_transaction_and_its_reads(wire: GrpcTransport, key: bytes) -> None:
     assert again.reads[0].first == after.first
 
 
-def test_missing_keys_compare_as_zero(wire: GrpcTransport, key: bytes) -> None:
+def test_missing_keys_compare_as_zero(wire: Wire, key: bytes) -> None:
     def holds(*compares: Compare) -> bool:
         return wire.call(Txn(compares, ()), 5).succeeded
 
@@ -87,7 +83,7 @@ def test_missing_keys_compare_as_zero(wire: GrpcTransport, key: bytes) -> None:
     assert not holds(Compare(Target.MOD, key, 0))
 
 
-def test_ranges(wire: GrpcTransport, key: bytes) -> None:
+def test_ranges(wire: Wire, key: bytes) -> None:
     prefix = key + b"/"
     for name in (b"b", b"a", b"c"):
         wire.call(Txn((), (Put(prefix + name, name),)), 5)
@@ -107,7 +103,7 @@ def test_ranges(wire: GrpcTransport, key: bytes) -> None:
     assert found(Range(prefix, end)) == []
 
 
-def test_leases(wire: GrpcTransport, key: bytes) -> None:
+def test_leases(wire: Wire, key: bytes) -> None:
     lease = lease_id()
     assert wire.call(Grant(lease, 60), 5).ttl == 60
     with pytest.raises(LeaseExists):
@@ -129,13 +125,13 @@ def test_leases(wire: GrpcTransport, key: bytes) -> None:
         wire.call(Grant(lease_id(), 9_000_000_001), 5)
 
 
-def test_a_small_ttl_is_raised_silently(wire: GrpcTransport) -> None:
+def test_a_small_ttl_is_raised_silently(wire: Wire) -> None:
     lease = lease_id()
     assert wire.call(Grant(lease, 1), 5).ttl > 1
     wire.call(Revoke(lease), 5)
 
 
-def test_refused_before_it_was_proposed(wire: GrpcTransport, key: bytes) -> None:
+def test_refused_before_it_was_proposed(wire: Wire, key: bytes) -> None:
     with pytest.raises(Misuse, match="duplicate key"):
         wire.call(Txn((), (Put(key, b"1"), Put(key, b"2"))), 5)
     with pytest.raises(TooLarge):
@@ -147,7 +143,7 @@ def test_refused_before_it_was_proposed(wire: GrpcTransport, key: bytes) -> None
     assert wire.call(Txn((), (Range(key),)), 5).reads[0].first is None
 
 
-def test_answers_over_four_megabytes_are_read(wire: GrpcTransport, key: bytes) -> None:
+def test_answers_over_four_megabytes_are_read(wire: Wire, key: bytes) -> None:
     keys = [key + b"/%d" % n for n in range(5)]
     for one in keys:
         wire.call(Txn((), (Put(one, b"x" * 1_000_000),)), 5)
@@ -158,24 +154,30 @@ def test_answers_over_four_megabytes_are_read(wire: GrpcTransport, key: bytes) -
 
 
 @pytest.mark.req("promise-4")
-def test_no_answer_in_time_is_unknown_and_no_connection_is_unavailable(endpoint: str, key: bytes) -> None:
+@on_a_network
+def test_no_answer_in_time_is_unknown_and_no_connection_is_unavailable(
+    endpoint: str, open_wire: OpenWire, key: bytes
+) -> None:
     with Proxy(endpoint) as proxy:
-        wire = GrpcTransport([proxy.endpoint])
+        wire = open_wire([proxy.endpoint])
         wire.call(Txn((), (Range(key),)), 5)
         proxy.swallow()
         with pytest.raises(OutcomeUnknown):
             wire.call(Txn((), (Put(key, b"v"),)), 0.5)
         wire.close()
-    wire = GrpcTransport([f"http://127.0.0.1:{free_ports(1)[0]}"])
+    wire = open_wire([f"http://127.0.0.1:{free_ports(1)[0]}"])
     with pytest.raises(Unavailable):
         wire.call(Txn((), (Range(key),)), 2)
     wire.close()
 
 
 @pytest.mark.req("promise-4")
-def test_a_connection_that_breaks_after_sending_is_unknown(endpoint: str, raw: Raw, key: bytes) -> None:
+@on_a_network
+def test_a_connection_that_breaks_after_sending_is_unknown(
+    endpoint: str, open_wire: OpenWire, store: Any, key: bytes
+) -> None:
     with Proxy(endpoint) as proxy:
-        wire = GrpcTransport([proxy.endpoint])
+        wire = open_wire([proxy.endpoint])
         wire.call(Txn((), (Range(key),)), 5)
         proxy.swallow()
         outcome: list[Exception] = []
@@ -188,7 +190,7 @@ def test_a_connection_that_breaks_after_sending_is_unknown(endpoint: str, raw: R
 
         thread = threading.Thread(target=write)
         thread.start()
-        eventually("etcd has applied it", lambda: raw.get(key))
+        eventually("etcd has applied it", lambda: store.get(key))
         proxy.cut()
         thread.join(10)
         assert [type(error) for error in outcome] == [OutcomeUnknown]
@@ -197,10 +199,11 @@ def test_a_connection_that_breaks_after_sending_is_unknown(endpoint: str, raw: R
 
 @pytest.mark.req("promise-4")
 @pytest.mark.field(28)
-def test_no_request_is_ever_sent_twice(endpoint: str, key: bytes) -> None:
+@on_a_network
+def test_no_request_is_ever_sent_twice(endpoint: str, open_wire: OpenWire, key: bytes) -> None:
     """Neither by us nor by gRPC: of a put whose answer is lost, etcd sees one."""
     with Proxy(endpoint) as proxy:
-        wire = GrpcTransport([proxy.endpoint, endpoint])
+        wire = open_wire([proxy.endpoint, endpoint])
         wire.call(Txn((), (Range(key),)), 5)
         proxy.swallow()
         with pytest.raises(OutcomeUnknown):
@@ -212,9 +215,10 @@ def test_no_request_is_ever_sent_twice(endpoint: str, key: bytes) -> None:
         wire.close()
 
 
-def test_after_a_failure_the_next_member_is_asked(endpoint: str, key: bytes) -> None:
+@on_a_network
+def test_after_a_failure_the_next_member_is_asked(endpoint: str, open_wire: OpenWire, key: bytes) -> None:
     dead = f"http://127.0.0.1:{free_ports(1)[0]}"
-    wire = GrpcTransport([dead, endpoint])
+    wire = open_wire([dead, endpoint])
     with pytest.raises(Unavailable):
         wire.call(Txn((), (Range(key),)), 2)
     wire.call(Txn((), (Range(key),)), 2)
@@ -224,29 +228,29 @@ def test_after_a_failure_the_next_member_is_asked(endpoint: str, key: bytes) -> 
     wire.close()
 
 
-def test_waiting_for_a_key_to_go(wire: GrpcTransport, raw: Raw, key: bytes) -> None:
+def test_waiting_for_a_key_to_go(wire: Wire, store: Any, key: bytes) -> None:
     revision = wire.call(Txn((), (Put(key, b"v"),)), 5).header.revision
     assert wire.call(WaitGone(key, revision + 1, 0.2), 5) is Waited.TIMED_OUT
     said: list[Waited] = []
     thread = threading.Thread(target=lambda: said.append(wire.call(WaitGone(key, revision + 1, 20), 5)))
     thread.start()
-    raw.put(key, b"another value does not wake")
-    raw.delete(key)
+    store.put(key, b"another value does not wake")
+    store.delete(key)
     thread.join(10)
     assert said == [Waited.GONE]
     assert wire.call(WaitGone(key, revision + 1, 5), 5) is Waited.GONE  # it went before we asked
 
 
-def test_waiting_from_a_compacted_revision(wire: GrpcTransport, raw: Raw, key: bytes) -> None:
+def test_waiting_from_a_compacted_revision(wire: Wire, store: Any, key: bytes) -> None:
     for n in range(5):
         wire.call(Txn((), (Put(key, b"%d" % n),)), 5)
-    raw.gateway("/v3/kv/compaction", {"revision": str(raw.revision()), "physical": True})
+    store.compact()
     assert wire.call(WaitGone(key, 1, 5), 5) is Waited.COMPACTED
 
 
-def test_closing_ends_a_wait(endpoint: str, key: bytes) -> None:
-    wire = GrpcTransport([endpoint])
+def test_closing_ends_a_wait(wire: Wire, key: bytes) -> None:
     outcome: list[Exception] = []
+    wire.call(Txn((), (Put(key, b"v"),)), 5)
 
     def wait() -> None:
         try:
@@ -254,10 +258,9 @@ def test_closing_ends_a_wait(endpoint: str, key: bytes) -> None:
         except Exception as error:  # the test looks at it
             outcome.append(error)
 
-    revision = wire.call(Txn((), (Put(key, b"v"),)), 5).header.revision
-    thread = threading.Thread(target=lambda: wait() if revision else None)
+    thread = threading.Thread(target=wait)
     thread.start()
-    eventually("it waits", lambda: wire._waits)
+    eventually("it waits", wire.waits)
     wire.close()
     thread.join(5)
     assert not thread.is_alive()
@@ -266,9 +269,44 @@ def test_closing_ends_a_wait(endpoint: str, key: bytes) -> None:
         wire.call(Txn((), ()), 5)
 
 
-def test_proxy_variables_are_not_followed(monkeypatch: pytest.MonkeyPatch, endpoint: str, key: bytes) -> None:
+@on_a_network
+@pytest.mark.field(43)
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (lambda key: WaitGone(key, 1, 0.5), Waited.TIMED_OUT),
+        (lambda _: KeepAlive((1,), 0.5), OutcomeUnknown),
+        (lambda _: TimeToLive(1, timeout=0.5), OutcomeUnknown),
+        (lambda key: Txn((), (Put(key, b"v"),), timeout=0.5), OutcomeUnknown),
+        (lambda _: Revoke(1), OutcomeUnknown),
+    ],
+    ids=["wait", "keepalive", "time to live", "transaction", "revoke"],
+)
+def test_a_member_that_falls_silent_keeps_nobody_for_longer_than_asked(
+    endpoint: str, open_wire: OpenWire, key: bytes, ask: Callable[[bytes], Any], expected: object
+) -> None:
+    """It accepts and does not answer: every kind of request ends within its limit; the next goes elsewhere."""
+    with Proxy(endpoint) as proxy:
+        wire = open_wire([proxy.endpoint, endpoint])
+        wire.call(Txn((), (Range(key),)), 5)
+        proxy.swallow()
+        began = time.monotonic()
+        try:
+            found: object = wire.call(ask(key), 0.5)
+        except Exception as error:  # the test looks at it
+            found = type(error)
+        assert found is expected
+        assert time.monotonic() - began < 3.0
+        if expected is OutcomeUnknown:
+            wire.call(Txn((), (Range(key),)), 2)
+
+
+@on_a_network
+def test_proxy_variables_are_not_followed(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, open_wire: OpenWire, key: bytes
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "grpc_proxy", "https_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_ports(1)[0]}")
-    wire = GrpcTransport([endpoint])
+    wire = open_wire([endpoint])
     wire.call(Txn((), (Range(key),)), 3)
     wire.close()

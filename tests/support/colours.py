@@ -104,5 +104,8 @@ class MemoryRaw:
     def ttl(self, lease_id: int) -> int:
         return self.etcd.answer(TimeToLive(lease_id)).ttl
 
+    def compact(self) -> None:
+        self.etcd.compact()
+
     def close(self) -> None:
-        pass
+        """Nothing is open."""

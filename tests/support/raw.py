@@ -74,6 +74,9 @@ class Raw:
         reply = self.stub("KV/Range", pb.RangeRequest, pb.RangeResponse)(pb.RangeRequest(key=b"x"), timeout=5)
         return int(reply.header.revision)
 
+    def compact(self) -> None:
+        self.gateway("/v3/kv/compaction", {"revision": str(self.revision()), "physical": True})
+
     def gateway(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """A call that the stubs have no messages for, through etcd's HTTP gateway."""
         request = urllib.request.Request(f"{self.endpoint}{path}", json.dumps(body).encode())
