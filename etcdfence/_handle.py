@@ -20,7 +20,7 @@ from etcdfence._flows.pacing import Pace
 from etcdfence._records import TaskRecord, read
 from etcdfence._txns import Ending, Tenure
 from etcdfence.errors import EtcdFenceError, LeaseReleased, Misuse, OutcomeUnknown, Unavailable, Unverified
-from etcdfence.model import Doubt, Guard, Loss, LossReason, Receipt, Standing, Token
+from etcdfence.model import Doubt, Guard, Loss, LossReason, Receipt, Standing, Token, Verdict
 
 log = logging.getLogger("etcdfence")
 T = TypeVar("T")
@@ -164,6 +164,14 @@ class LeaseHandle:
         if self.standing is not Standing.HELD:
             why = f"the lease is {self.standing} ({self.doubt or 'over'})"
             raise Unverified(f"{self.task}: etcd names this owner still, but {why}")
+
+    def _to_settle(self, unknown: OutcomeUnknown) -> tuple[str, Verdict | None]:
+        """The write that an error is about, and its verdict where that is known already."""
+        write_id = unknown.write_id if isinstance(unknown, OutcomeUnknown) else None
+        if write_id is None:
+            raise Misuse("this error is not about a fenced write; repeat the call that raised it")
+        fate = self._holding.lane.fates.get(write_id)
+        return write_id, fate.verdict if fate else None
 
     def _require_task(self, call: str) -> None:
         if ":" not in self._tenure.keys.segment:

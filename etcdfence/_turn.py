@@ -37,7 +37,9 @@ class Turn:
                 self._await(me, seconds)
             return action()
         finally:
-            self._leave(me)
+            if me in self._line:
+                self._line.remove(me)
+            self._wake()
 
     async def run_async(self, seconds: float, action: Callable[[], Awaitable[T]]) -> T:
         """The same for a coroutine."""
@@ -48,11 +50,11 @@ class Turn:
                 await self._await_async(me, seconds)
             return await action()
         finally:
-            self._leave(me)
+            if me in self._line:
+                self._line.remove(me)
+            self._wake()
 
-    def _leave(self, me: object) -> None:
-        if me in self._line:
-            self._line.remove(me)
+    def _wake(self) -> None:
         if self._line:
             with self._changed:
                 self._changed.notify_all()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import etcdfence
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "etcdfence"
@@ -15,11 +18,11 @@ PACKAGE = ROOT / "etcdfence"
 VALUES = {"errors", "model"}
 VOCABULARY = VALUES | {"_requests", "_flow"}
 DECISIONS = VOCABULARY | {"_keys", "_records", "_txns", "_states", "_timing"}
-SHELL = DECISIONS | {"_flows", "_host", "_edits", "_renewal", "_turn"}
-EVERYTHING = SHELL | {"_sync", "_connect", "config", "server", "transports", "rehearsals"}
+SHELL = DECISIONS | {"_flows", "_host", "_edits", "_renewal", "_turn", "_engine", "_handle", "_desk"}
+EVERYTHING = SHELL | {"_sync", "_async", "_connect", "config", "server", "transports", "rehearsals", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": {"errors", "model", "_sync", "_connect"},
+    "__init__": {"errors", "model", "_sync", "_async", "_connect"},
     "errors": {"model"},  # for annotations only
     "model": {"errors"},
     "_requests": {"model"},
@@ -34,11 +37,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_turn": {"errors"},
     "_host": {"_flow", "_requests", "errors"},
     "_renewal": {"_timing", "errors", "model"},
+    "_engine": SHELL - {"_handle", "_desk"},
+    "_handle": SHELL - {"_desk"},
+    "_desk": SHELL - {"_handle"},
     "_sync": SHELL | {"_sync"},
+    "_async": SHELL | {"_async"},
+    "testing": VOCABULARY | {"testing"},
+    "testing.kit": EVERYTHING,
+    "testing.plugin": {"server", "testing"},
     "config": {"errors"},
     "server": {"errors"},
     "_connect": EVERYTHING,
-    "transports": {"_requests", "errors", "model", "transports"},
+    "transports": {"_requests", "_flow", "errors", "model", "transports"},
     "rehearsals": EVERYTHING | {"__init__"},
 }
 IO = {"asyncio", "threading", "socket", "subprocess", "grpc", "etcd3gw", "logging", "os"}
@@ -51,7 +61,11 @@ MUST_NOT: dict[str, set[str]] = {
     "_flows": IO | CHANCE,
     "_edits": IO | CHANCE,
     "_renewal": {"asyncio", "grpc", "etcd3gw"} | CHANCE,
+    "_engine": {"asyncio", "grpc", "etcd3gw"} | CHANCE,
+    "_handle": IO - {"logging"} | CHANCE,
+    "_desk": IO | CHANCE,
     "_sync": {"asyncio", "grpc", "etcd3gw"} | CHANCE,
+    "_async": {"threading", "grpc", "etcd3gw"} | CHANCE,
     "cli": {"grpc", "etcd3gw", "click"},
 }
 
@@ -73,7 +87,8 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 
 def layer(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    inside = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    return inside if inside in MAY_IMPORT else inside.split(".")[0]
 
 
 @pytest.mark.parametrize("path", modules(PACKAGE), ids=str)
@@ -106,7 +121,7 @@ def test_only_one_module_reads_clocks() -> None:
         for name in imports(parsed(path))
         if name.split(".")[0] in {"time", "datetime"}
     }
-    assert clocks <= {"_host", "server", "rehearsals"}
+    assert clocks <= {"_host", "server", "rehearsals", "testing"}  # a virtual clock only formats its own time
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -115,6 +130,25 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 def is_flow(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return "Flow[" in ast.unparse(function.returns) if function.returns else False
+
+
+@pytest.mark.req("P-29")
+def test_both_colours_have_the_same_names() -> None:
+    """Methods, parameters, defaults and properties; what the asynchronous ones have beside is said here."""
+    more = {"acquire": {"cancel_on_loss"}, "try_acquire": {"cancel_on_loss"}}
+    for one, other in (
+        (etcdfence.Coordinator, etcdfence.AsyncCoordinator),
+        (etcdfence.Lease, etcdfence.AsyncLease),
+        (etcdfence.Transaction, etcdfence.AsyncTransaction),
+    ):
+        names = {name for name in dir(one) if not name.startswith("_")}
+        assert names == {name for name in dir(other) if not name.startswith("_")}
+        for name in names:
+            if callable(getattr(one, name)):
+                here = inspect.signature(getattr(one, name)).parameters
+                there = inspect.signature(getattr(other, name)).parameters
+                assert set(there) - set(here) == more.get(name, set()), name
+                assert [(key, here[key].default) for key in here] == [(key, there[key].default) for key in here]
 
 
 def test_a_flow_is_never_called_without_yield_from() -> None:

@@ -18,7 +18,7 @@ from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
 from etcdfence._handle import Commit, LeaseHandle, Play, Revoke, about
 from etcdfence._txns import Ending, Tenure
-from etcdfence.errors import Misuse, OutcomeUnknown
+from etcdfence.errors import OutcomeUnknown
 from etcdfence.model import Absent, Committed, Doubt, Entry, Loss, Verdict, checked_name
 
 T = TypeVar("T")
@@ -118,12 +118,12 @@ class AsyncLease(LeaseHandle):
             lambda lane, pace: fencing.write(lane, edits.edits.values(), edits.checks.values(), pace)
         )
 
-    async def settle(self, error: OutcomeUnknown) -> Verdict:
-        """What became of the write whose outcome was unknown: decided by a committed transaction after which it
-        can never be applied any more. May be asked after the lease was lost or given back."""
-        write_id = error.write_id if isinstance(error, OutcomeUnknown) else None
-        if write_id is None:
-            raise Misuse("settle takes the OutcomeUnknown of a fenced write of this lease")
+    async def settle(self, unknown: OutcomeUnknown) -> Verdict:
+        """What became of a write that ended in OutcomeUnknown. May itself raise OutcomeUnknown or Unavailable
+        when etcd does not answer; ask again then."""
+        write_id, known = self._to_settle(unknown)
+        if known is not None:
+            return known
         return await self._engine.commit(
             self._holding, lambda lane, pace: fencing.settle(lane, write_id, pace), even_released=True
         )

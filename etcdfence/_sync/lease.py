@@ -15,7 +15,7 @@ from etcdfence._flows.pacing import Pace
 from etcdfence._handle import Commit, LeaseHandle, Play, Revoke, about
 from etcdfence._sync.engine import SyncEngine
 from etcdfence._txns import Ending, Tenure
-from etcdfence.errors import Misuse, OutcomeUnknown
+from etcdfence.errors import OutcomeUnknown
 from etcdfence.model import Absent, Committed, Doubt, Entry, Loss, Verdict, checked_name
 
 T = TypeVar("T")
@@ -96,12 +96,9 @@ class Lease(LeaseHandle):
     def settle(self, unknown: OutcomeUnknown) -> Verdict:
         """What became of a write that ended in OutcomeUnknown. May itself raise OutcomeUnknown or Unavailable
         when etcd does not answer; ask again then."""
-        write_id = unknown.write_id if isinstance(unknown, OutcomeUnknown) else None
-        if write_id is None:
-            raise Misuse("this error is not about a fenced write; repeat the call that raised it")
-        fate = self._holding.lane.fates.get(write_id)
-        if fate is not None:
-            return fate.verdict
+        write_id, known = self._to_settle(unknown)
+        if known is not None:
+            return known
         return self._engine.commit(
             self._holding, lambda lane, pace: fencing.settle(lane, write_id, pace), even_released=True
         )

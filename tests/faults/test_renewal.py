@@ -23,6 +23,7 @@ from etcdfence import (
     Unavailable,
     Unverified,
 )
+from etcdfence._host import SYSTEM
 from etcdfence._requests import KeepAlive, KeepAliveReply, Range, Request, Txn
 from etcdfence.server import LocalEtcd
 
@@ -375,10 +376,8 @@ def test_a_thousand_leases_share_rounds(taped: Taped, raw: Raw) -> None:
 def test_a_clock_that_runs_wrong_changes_when_not_who(
     rate: float, connect: Connect, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from etcdfence import _host
-
-    true_clock = _host.clock
-    monkeypatch.setattr(_host, "clock", lambda: true_clock() * rate)
+    true_clock = SYSTEM.now
+    monkeypatch.setattr(SYSTEM, "now", lambda: true_clock() * rate)
     coordinator = connect()
     lease = coordinator.acquire("job", ttl=3)
     owner = coordinator._engine.keys.task("job").owner
@@ -396,11 +395,9 @@ def test_a_clock_that_runs_wrong_changes_when_not_who(
 def test_a_wall_clock_that_jumps_changes_nothing(
     year: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from etcdfence import _host
-
     coordinator = connect()
     with coordinator.acquire("job", ttl=2) as lease:
-        monkeypatch.setattr(_host, "wall", lambda: f"{year}-01-01T00:00:00.000+00:00")
+        monkeypatch.setattr(SYSTEM, "wall", lambda: f"{year}-01-01T00:00:00.000+00:00")
         before = lease._belief.renewed_at
         eventually("renewed three times", lambda: lease._belief.renewed_at > before + 1.5)
         lease.put("k", "v")

@@ -299,7 +299,7 @@ def test_a_member_that_dies_costs_no_lease(cluster: Cluster) -> None:
     coordinator = etcdfence.connect(cluster.endpoints, namespace="dead-member", patience=30.0)
     with coordinator.acquire("job", ttl=20) as lease:
         wire = coordinator._engine.host._transport
-        member = cluster.members[wire._current]  # type: ignore[attr-defined]
+        member = cluster.members[cluster.endpoints.index(wire._members.current.endpoint)]  # type: ignore[attr-defined]
         member.kill()
         try:
             before = lease._belief.renewed_at
