@@ -260,11 +260,11 @@ class Engine:
             self._await_acquires(until)
             for holding in self._all_closed():
                 self._give_back(holding, until)
-            self._finally()
+            self.finally_close()
         finally:
             self._one_closes.release()
 
-    def _finally(self) -> None:
+    def finally_close(self) -> None:
         if not self.closed:
             self.renewer.close()
             self.host.close()

@@ -40,6 +40,9 @@ class AsyncTransport(Protocol):
 
     async def close(self) -> None: ...
 
+    def abandon(self) -> None:
+        """Close what can be closed without the event loop, which may have ended."""
+
 
 class Caller(Protocol):
     """What `drive` needs: something that answers requests, those about time and chance included."""

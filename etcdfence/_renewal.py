@@ -138,6 +138,11 @@ class Belief:
     def due(self, now: float) -> bool:
         return self._due <= now
 
+    def late(self, now: float) -> float:
+        """How many seconds a renewal is overdue by more than a period; 0 where it is not."""
+        late = now - self._due
+        return late if late > _timing.renew_period(self.granted) else 0.0
+
     def tell_doubt(self) -> None:
         with self._lock:
             if self.doubt_told or self.over or self._clock() < self.deadline:
@@ -166,6 +171,17 @@ def doubt_from(error: Exception) -> Doubt:
 class Work(Enum):
     GOES_ON = "there are leases to renew"
     DONE = "closed, or nothing was held for a while; the next lease starts a new thread"
+
+
+def _notice_stall(leases: Sequence[Belief], now: float) -> None:
+    """Rounds are short against the TTL, so a thread that is a whole period late was kept from running."""
+    late = max((lease.late(now) for lease in leases), default=0.0)
+    if late > 0:
+        log.warning(
+            "the renewal thread could not run for %.1f s: either this process was suspended, or some code held the"
+            " interpreter's lock (a C extension that does not release it)",
+            late,
+        )
 
 
 class Renewer:
@@ -220,8 +236,8 @@ class Renewer:
             pause = min(lease.next_event() for lease in leases) - now
             if pause > 0:
                 self._clock.wait(self._changed, pause)
-                self._notice_stall(leases, now + pause)
                 return Work.GOES_ON
+        _notice_stall(leases, now)
         self._serve(leases, now)
         return Work.GOES_ON
 
@@ -229,16 +245,6 @@ class Renewer:
         until = self._clock.now() + IDLE
         while not (self._closed or self._leases) and self._clock.now() < until:
             self._clock.wait(self._changed, until - self._clock.now())
-
-    def _notice_stall(self, leases: Sequence[Belief], due: float) -> None:
-        """A thread that wakes so late that leases have passed their deadline was kept from running."""
-        late = self._clock.now() - due
-        if late > 0 and any(lease.deadline < due + late for lease in leases if not lease.doubt_told):
-            log.warning(
-                "the renewal thread could not run for %.1f s, longer than leases last: either this process was"
-                " suspended, or some code held the interpreter's lock (a C extension that does not release it)",
-                late,
-            )
 
     def _stumbled(self) -> None:
         with self._changed:

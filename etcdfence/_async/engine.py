@@ -95,6 +95,10 @@ class AsyncEngine(Engine):
         except RuntimeError:
             return
 
+    def finally_close(self) -> None:
+        super().finally_close()
+        self.transport.abandon()
+
     async def close_async(self, seconds: float) -> None:
         """Close from this loop, or from any other one."""
         self.closing = True

@@ -185,10 +185,12 @@ class AsyncLease(LeaseHandle):
         any other exception of the body stays."""
         scope, self._scope = self._scope, None
         ours = scope is not None and await scope.leave(error)
-        await self._giving_back(self._leaves(None if ours else error))
-        loss = self._belief.loss
-        if ours and loss is not None:
-            raise fencing.ownership_refused(self._tenure, loss) from error
+        loss = self._belief.loss if ours else None
+        if loss is None:
+            await self._giving_back(self._leaves(error))
+            return
+        await self._giving_back(self._leaves(error or asyncio.CancelledError()))  # says nothing of its own
+        raise fencing.ownership_refused(self._tenure, loss) from error
 
     async def _play(self, play: Play[T]) -> T:
         try:

@@ -200,5 +200,8 @@ class AsyncMemoryTransport(_Transport):
             forget()
 
     async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
         self._closed = True
         self.interrupt()

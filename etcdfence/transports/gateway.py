@@ -83,8 +83,12 @@ class _Member:
         except IndexError:
             client = self._new()
         client.timeout = timeout
-        yield client
-        self._free.append(client)  # not where the call failed: its connection may have an answer to come
+        try:
+            yield client
+        except BaseException:
+            _close(client)  # there may be an answer to come on its connection
+            raise
+        self._free.append(client)
 
     def _new(self) -> Etcd3Client:
         session = requests.Session()
@@ -94,7 +98,14 @@ class _Member:
 
     def close(self) -> None:
         while self._free:
-            self._free.pop().session.close()
+            _close(self._free.pop())
+
+
+def _close(client: Etcd3Client) -> None:
+    """Its connections at once: a session leaves them to a finaliser, which at exit may have run already."""
+    adapter: Any = client.session.get_adapter(client.base_url)
+    adapter.poolmanager.connection_from_url(client.base_url).close()
+    client.session.close()
 
 
 class GatewayTransport:

@@ -52,6 +52,10 @@ class GrpcAioTransport:
         for member in self._members.all:
             await member.channel.close(None)
 
+    def abandon(self) -> None:
+        """A channel cannot be closed without its loop; it ends with it."""
+        self._closed = True
+
     async def _unary(self, request: Any, known: Unary, within: float) -> Any:
         message = known.message(request)
         if getattr(request, "elsewhere", False):

@@ -42,6 +42,9 @@ class InThread:
         self._transport.interrupt()
 
     async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
         self._closed = True
         self._transport.close()
         self._calls.shutdown(wait=False, cancel_futures=True)
