@@ -79,6 +79,7 @@ class Holding:
         self.turn = Turn()
         self.belief = Belief(tenure.task, tenure.generation, tenure.granted, tenure.granted_at, clock.now)
         self.given_back = False  # nothing is left to do at etcd
+        self.leaving = False  # a thread is giving it back
 
 
 class Engine:
@@ -92,6 +93,7 @@ class Engine:
         self._dropped: queue.SimpleQueue[Holding] = queue.SimpleQueue()
         self.acquiring: list[object] = []  # whoever is at it: threads by their number, or tasks
         self.acquired = threading.Condition()
+        self._background: list[threading.Thread] = []
         self._one_closes = threading.RLock()  # a signal handler may close in the middle of closing
         self.renewer = Renewer(self._renew, host.clock)
         _engines.add(self)
@@ -114,7 +116,7 @@ class Engine:
             self._ask_again(*regressed)
 
     def look_back_in_background(self) -> None:
-        threading.Thread(target=self.look_back, name="etcdfence-look-back", daemon=True).start()
+        self._in_background("etcdfence-look-back", self.look_back)
 
     def _ask_again(self, known: Header, store: int) -> None:
         try:
@@ -151,7 +153,7 @@ class Engine:
     def drop(self, holding: Holding) -> None:
         """Called by a finaliser, which runs anywhere and at any time: it only leaves a note. Renewal ends now, as
         that of any released lease; the rest is done when somebody next looks at the holdings."""
-        if not holding.given_back:
+        if not (holding.given_back or holding.leaving):
             holding.belief.released = True
             self._dropped.put(holding)
 
@@ -215,7 +217,8 @@ class Engine:
             self._give_back(holding, self.host.now() + holding.tenure.granted)
 
         if not holding.given_back:
-            threading.Thread(target=give_back, name="etcdfence-release", daemon=True).start()
+            holding.leaving = True
+            self._in_background("etcdfence-release", give_back)
 
     def withdraw(self, bid: leases.Bid, wish: leases.Wish, *, here: bool) -> None:
         """Undo what an acquire left behind. Where etcd does not answer, or not `here`, go on in the background for
@@ -229,10 +232,17 @@ class Engine:
             except EtcdFenceError as error:
                 log.info("an abandoned claim of %s is not undone yet: %s", wish.keys.task, error)
 
-        if here and not bid.doubtful:
+        if here and not (bid.doubtful or bid.unanswered):
             undo(1.0)
         if bid.lease_ids:
-            threading.Thread(target=undo, args=(wish.ttl,), name="etcdfence-withdraw", daemon=True).start()
+            self._in_background("etcdfence-withdraw", lambda: undo(wish.ttl))
+
+    def _in_background(self, name: str, action: Callable[[], None]) -> None:
+        """Something that is owed to etcd and that nobody waits for, except the end of the coordinator."""
+        thread = threading.Thread(target=action, name=name, daemon=True)
+        self._background = [one for one in self._background if one.is_alive()]
+        self._background.append(thread)
+        thread.start()
 
     # --- giving back ---------------------------------------------------------------------------------------
 
@@ -260,6 +270,8 @@ class Engine:
             self._await_acquires(until)
             for holding in self._all_closed():
                 self._give_back(holding, until)
+            for thread in self._background:
+                thread.join(max(0.0, until - self.host.now()))
             self.finally_close()
         finally:
             self._one_closes.release()

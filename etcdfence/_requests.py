@@ -133,6 +133,10 @@ class Txn(Request[TxnReply]):
     timeout: float | None = None
     elsewhere: bool = False
 
+    @property
+    def read_only(self) -> bool:
+        return all(isinstance(operation, Range) for operation in (*self.success, *self.failure))
+
 
 @dataclass(frozen=True, slots=True)
 class GrantReply:

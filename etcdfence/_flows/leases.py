@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 READS_PER_REQUEST = 100  # owner keys in one renewal read; etcd takes 128 operations
 DIAGNOSES_PER_REQUEST = 20  # of five reads each
 LONGEST_WAIT = 30.0  # seconds for one watch; then the store is asked again
+LATE_GRANT = (0.1, 0.5)  # seconds after which to look again for a lease whose grant went unanswered
 BROKEN_WATCH = 0.2  # seconds before asking again after a watch that broke
 
 
@@ -111,11 +112,16 @@ class Bid:
     """What one acquire has set in motion, noted before it is sent. `withdraw` undoes it."""
 
     lease_ids: list[int] = field(default_factory=list[int])
+    unanswered: list[int] = field(default_factory=list[int])  # leases whose grant may still be on its way
     granted: int = 0
     sent: float = 0.0
     ask: _txns.Claim | None = None
     in_flight: bool = False
     doubtful: bool = False
+
+    def not_granted(self, lease_id: int) -> None:
+        self.lease_ids.remove(lease_id)
+        self.unanswered.remove(lease_id)
 
 
 def claim(bid: Bid, wish: Wish, pace: Pace) -> Flow[_txns.Tenure | _txns.Taken]:
@@ -156,17 +162,19 @@ def _grant(bid: Bid, ttl: int, pace: Pace) -> Flow[None]:
     while True:
         lease_id = yield from FreshLeaseId()
         bid.lease_ids.append(lease_id)
+        bid.unanswered.append(lease_id)
         sent = yield from Now()
         try:
             reply = yield from Grant(lease_id, ttl)
         except LeaseExists:
-            bid.lease_ids.remove(lease_id)
+            bid.not_granted(lease_id)
         except Unavailable as error:
-            bid.lease_ids.remove(lease_id)
+            bid.not_granted(lease_id)
             yield from pace.again(error)
         except OutcomeUnknown as error:
             yield from pace.again(error)
         else:
+            bid.unanswered.remove(lease_id)
             if reply.ttl != ttl:
                 raise Misuse(f"ttl={ttl} s cannot be granted; the shortest this server grants is {reply.ttl} s")
             bid.granted, bid.sent = reply.ttl, sent.clock
@@ -306,10 +314,17 @@ def acquire(bid: Bid, wish: Wish, patience: float, until: float | None) -> Flow[
 
 
 def revoke(bid: Bid, pace: Pace) -> Flow[None]:
-    """Give back every etcd lease of a bid. A lease that was never granted is simply not found."""
+    """Give back every etcd lease of a bid. One whose grant went unanswered may come about after it was not found:
+    for a while it is looked for again. One that comes later still holds nothing, and ends with its TTL."""
     while bid.lease_ids:
+        lease_id = bid.lease_ids[-1]
         try:
-            yield from Revoke(bid.lease_ids[-1])
+            reply = yield from Revoke(lease_id)
+            for pause in LATE_GRANT if lease_id in bid.unanswered else ():
+                if reply.found:
+                    break
+                yield from Sleep(pause)
+                reply = yield from Revoke(lease_id)
         except (OutcomeUnknown, Unavailable) as error:
             yield from pace.again(error)
         else:

@@ -14,12 +14,10 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from etcdfence._requests import (
-    Delete,
     Grant,
     KeepAlive,
     KeepAliveReply,
     Operation,
-    Put,
     Request,
     Revoke,
     TimeToLive,
@@ -361,7 +359,7 @@ def _possible(request: Request[Any] | None, changing: bool) -> frozenset[Fault]:
     """The faults that make a difference to a request."""
     if isinstance(request, KeepAlive):
         return frozenset({Fault.LOST_REQUEST, Fault.LIED, Fault.DENIED})
-    if isinstance(request, WaitGone | TimeToLive) or (isinstance(request, Txn) and not _writes(request)):
+    if isinstance(request, WaitGone | TimeToLive) or (isinstance(request, Txn) and request.read_only):
         return frozenset({Fault.LOST_REQUEST, Fault.REFUSED, Fault.DENIED})
     found = {Fault.LOST_REQUEST, Fault.DELAYED, Fault.REFUSED, Fault.DENIED}
     if changing:
@@ -369,10 +367,6 @@ def _possible(request: Request[Any] | None, changing: bool) -> frozenset[Fault]:
     if changing and isinstance(request, Txn):  # a grant that came twice could not be told from the first
         found |= {Fault.DUPLICATED}
     return frozenset(found)
-
-
-def _writes(txn: Txn) -> bool:
-    return any(isinstance(operation, Put | Delete) for operation in (*txn.success, *txn.failure))
 
 
 def _lie(node: Node, store: State) -> KeepAliveReply:

@@ -104,7 +104,10 @@ class _Member:
 def _close(client: Etcd3Client) -> None:
     """Its connections at once: a session leaves them to a finaliser, which at exit may have run already."""
     adapter: Any = client.session.get_adapter(client.base_url)
-    adapter.poolmanager.connection_from_url(client.base_url).close()
+    pools = adapter.poolmanager.pools
+    for pool in [pools.get(key) for key in pools.keys()]:  # noqa: SIM118 - not a mapping that iterates
+        if pool is not None:
+            pool.close()
     client.session.close()
 
 

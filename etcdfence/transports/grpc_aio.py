@@ -7,13 +7,14 @@ says nothing about whether etcd has applied it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
 
-from etcdfence._requests import KeepAlive, KeepAliveReply, Request, Revoke, RevokeReply, Waited, WaitGone
+from etcdfence._requests import KeepAlive, KeepAliveReply, Request, Revoke, RevokeReply, Txn, Waited, WaitGone
 from etcdfence._requests import Members as AskMembers
 from etcdfence.errors import Closed, LeaseNotFound, OutcomeUnknown, Unavailable
 from etcdfence.model import MemberStatus
@@ -30,6 +31,7 @@ class GrpcAioTransport:
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._members = Members(endpoints, grpc.aio.insecure_channel)
         self._waits: set[Any] = set()
+        self._calls: set[Any] = set()  # those that outlive their callers; gRPC cancels what nobody refers to
         self._closed = self._interrupted = False
 
     async def call(self, request: Request[T], within: float) -> T:
@@ -49,6 +51,8 @@ class GrpcAioTransport:
     async def close(self) -> None:
         self._closed = True
         self.interrupt()
+        if self._calls:
+            await asyncio.wait([asyncio.ensure_future(_ended(call)) for call in self._calls], timeout=1.0)
         for member in self._members.all:
             await member.channel.close(None)
 
@@ -61,8 +65,11 @@ class GrpcAioTransport:
         if getattr(request, "elsewhere", False):
             self._members.move_from(self._members.current)
         member = self._members.current
+        call = known.method(member)(message, timeout=within, metadata=METADATA)
         try:
-            reply = await known.method(member)(message, timeout=within, metadata=METADATA)
+            if isinstance(request, Txn) and request.read_only:
+                await self._undisturbed(call)
+            reply = await call
         except (grpc.RpcError, ValueError) as error:
             failure = self._members.failed(member, error)
             if isinstance(request, Revoke) and isinstance(failure, LeaseNotFound):
@@ -72,6 +79,15 @@ class GrpcAioTransport:
             self._require_own_cancellation(error)
             raise OutcomeUnknown(f"{member.endpoint}: the connection was closed") from error
         return known.reply(request, reply)
+
+    async def _undisturbed(self, call: Any) -> None:
+        """Wait for a call that goes on if its caller is cancelled. A read-only transaction that is cancelled on
+        the wire makes etcd 3.5.1 panic, and ends that server for everybody."""
+        ended = asyncio.Event()
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(lambda _: ended.set())
+        await ended.wait()
 
     def _require_own_cancellation(self, error: asyncio.CancelledError) -> None:
         """gRPC says CancelledError also where a channel was closed under a call, or a wait was interrupted."""
@@ -125,3 +141,9 @@ class GrpcAioTransport:
             return _members.status_of(member, await member.status(pb.StatusRequest(), timeout=timeout))
         except (grpc.RpcError, ValueError) as error:
             return _members.status_failed(member, error)
+
+
+async def _ended(call: Any) -> None:
+    """A call of whose outcome nobody wants to hear."""
+    with contextlib.suppress(grpc.RpcError, asyncio.CancelledError):
+        await call

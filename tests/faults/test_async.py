@@ -194,6 +194,9 @@ class Stopping:
     async def close(self) -> None:
         await self.inner.close()
 
+    def abandon(self) -> None:
+        self.inner.abandon()
+
 
 @asynccontextmanager
 async def stopping(endpoint: str, namespace: str, wire: str) -> AsyncIterator[tuple[AsyncCoordinator, Stopping]]:
