@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from etcdfence import config
+from etcdfence._aside import aside
 from etcdfence._async import AsyncCoordinator, AsyncEngine
 from etcdfence._async.opening import Opening
 from etcdfence._desk import Identity
@@ -103,7 +104,7 @@ def connect_async(
 
     async def opened() -> AsyncCoordinator:
         with ExitStack() as undo:
-            urls, stop = await asyncio.to_thread(_endpoints, settings.endpoints, undo)
+            urls, stop = await _endpoints_async(settings.endpoints, undo)
             coordinator = await over_async(
                 _async_wire(settings.transport, urls),
                 _wire(settings.transport, urls),
@@ -118,7 +119,7 @@ def connect_async(
             undo.pop_all()
         return coordinator
 
-    return Opening(opened())
+    return Opening("connect_async", opened)
 
 
 def over(
@@ -207,9 +208,10 @@ def _wire(transport: str, urls: Sequence[str]) -> Transport:
 
 def _async_wire(transport: str, urls: Sequence[str]) -> AsyncTransport:
     if transport == "gateway":
+        from etcdfence.transports.gateway import GatewayTransport
         from etcdfence.transports.in_thread import InThread
 
-        return InThread(_wire(transport, urls))
+        return InThread(GatewayTransport(urls))
     from etcdfence.transports.grpc_aio import GrpcAioTransport
 
     return GrpcAioTransport(urls)
@@ -223,13 +225,40 @@ def _longer_than_zero(value: object, what: str) -> float:
 
 
 def _endpoints(endpoints: tuple[str, ...], undo: ExitStack) -> tuple[tuple[str, ...], Callable[[], Any]]:
-    if EMBEDDED not in endpoints:
+    if not _embedded(endpoints):
         return endpoints, lambda: None
-    if len(endpoints) > 1:
-        raise Misuse(f"{EMBEDDED!r} stands for a whole etcd; it cannot be mixed with other endpoints")
     server = LocalEtcd().start()
     undo.callback(server.stop)
     return (server.endpoint,), server.stop
+
+
+async def _endpoints_async(
+    endpoints: tuple[str, ...], undo: ExitStack
+) -> tuple[tuple[str, ...], Callable[[], Any]]:
+    """Starting a server blocks, so a thread does it; one whose caller was cancelled stops it again."""
+    if not _embedded(endpoints):
+        return endpoints, lambda: None
+    wanted = True
+
+    def start() -> LocalEtcd:
+        server = LocalEtcd().start()
+        if not wanted:
+            server.stop()
+        return server
+
+    try:
+        server = await aside(start, "etcdfence-server")
+    except asyncio.CancelledError:
+        wanted = False
+        raise
+    undo.callback(server.stop)
+    return (server.endpoint,), server.stop
+
+
+def _embedded(endpoints: tuple[str, ...]) -> bool:
+    if EMBEDDED in endpoints and len(endpoints) > 1:
+        raise Misuse(f"{EMBEDDED!r} stands for a whole etcd; it cannot be mixed with other endpoints")
+    return EMBEDDED in endpoints
 
 
 def _identity(holder: str | None) -> Identity:

@@ -98,8 +98,11 @@ class Engine:
         self.renewer = Renewer(self._renew, host.clock)
         _engines.add(self)
 
-    def require_open(self) -> None:
+    def require_usable(self) -> None:
         self.host.require_usable()
+
+    def require_open(self) -> None:
+        self.require_usable()
         if self.closing:
             raise Closed("this coordinator is closed")
 
@@ -171,7 +174,7 @@ class Engine:
     def require_live(self, holding: Holding) -> None:
         """A handle that was given back is refused here, or one whose store is known to be another. Whatever else
         this process believes, etcd is asked."""
-        self.host.require_usable()
+        self.require_usable()
         self.require_same_store(holding)
         tenure, belief = holding.tenure, holding.belief
         if belief.released and belief.loss is not None:
@@ -202,6 +205,14 @@ class Engine:
         finally:
             if holding.lane.ended is not None:
                 holding.belief.release()
+                self._ended_unheard(holding)
+
+    def _ended_unheard(self, holding: Holding) -> None:
+        """An ending of ours that was found out by another call than the one that asked for it: nobody else is
+        about to give back the etcd lease."""
+        if not (holding.belief.ending or holding.given_back or holding.leaving):
+            self.leave(holding)
+            self.give_back_in_background(holding)
 
     def acquired_by(self, me: object) -> None:
         if me in self.acquiring:

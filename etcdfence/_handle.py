@@ -147,7 +147,7 @@ class LeaseHandle:
     def abandon(self) -> None:
         """Stop renewing and say nothing: the task becomes free when the TTL has passed. For a caller that
         cannot vouch that its work has stopped. Asks nobody."""
-        self._engine.host.require_usable()
+        self._engine.require_usable()
         self._stop()
         self._holding.given_back = True
 
@@ -194,7 +194,7 @@ class LeaseHandle:
 
     def _releases(self, seconds: float | None = None) -> Play[None]:
         """Renewal stops at once, so a release that meets no etcd ends with the TTL all the same."""
-        self._engine.host.require_usable()
+        self._engine.require_usable()
         if self._holding.given_back:
             return
         self._belief.ending = True  # and stays so: nothing renews this lease any more

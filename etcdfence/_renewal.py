@@ -53,6 +53,7 @@ class Belief:
         self.task, self.generation, self.granted = task, generation, granted
         self.on_loss: Callable[[Loss], None] | None = None
         self.on_doubt: Callable[[Doubt], None] | None = None
+        self.on_over: Callable[[], None] | None = None  # quick, and called where the end was noticed
         self.finished = threading.Event()  # lost or released
         self._clock = clock
         self._lock = threading.RLock()  # a finaliser may come in the middle of a decision
@@ -96,7 +97,7 @@ class Belief:
     def release(self) -> None:
         with self._lock:
             self.released = True
-        self.finished.set()
+        self._finish()
 
     def lose(self, loss: Loss) -> None:
         """The first loss counts and is told once; a released lease cannot be lost any more."""
@@ -105,10 +106,15 @@ class Belief:
                 return
             told = Loss(loss.reason, loss.current, self._renewed_wall)
             self._loss = told
-        self.finished.set()
+        self._finish()
         _tell(self.on_loss, told)
         level = logging.INFO if told.reason is LossReason.CLOSED else logging.WARNING
         log.log(level, "lost %s, generation %s: %s", self.task, self.generation, told.reason)
+
+    def _finish(self) -> None:
+        self.finished.set()
+        if self.on_over is not None:
+            self.on_over()
 
     def apply(self, outcome: Outcome) -> None:
         match outcome:

@@ -73,7 +73,8 @@ class Turn:
     async def _await_async(self, me: _Coroutine, seconds: float) -> None:
         for _ in range(math.ceil(seconds / LOOK_AGAIN)):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(me.woken.wait(), LOOK_AGAIN)
+                async with asyncio.timeout(LOOK_AGAIN):  # wait_for may swallow a cancellation before 3.12
+                    await me.woken.wait()
             if self._line[0] is me:
                 return
         raise _too_long(seconds)

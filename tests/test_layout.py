@@ -18,7 +18,7 @@ PACKAGE = ROOT / "etcdfence"
 VALUES = {"errors", "model"}
 VOCABULARY = VALUES | {"_requests", "_flow"}
 DECISIONS = VOCABULARY | {"_keys", "_records", "_txns", "_states", "_timing"}
-SHELL = DECISIONS | {"_flows", "_host", "_edits", "_renewal", "_turn", "_engine", "_handle", "_desk"}
+SHELL = DECISIONS | {"_flows", "_host", "_edits", "_renewal", "_turn", "_engine", "_handle", "_desk", "_aside"}
 EVERYTHING = SHELL | {"_sync", "_async", "_connect", "config", "server", "transports", "rehearsals", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_flows": DECISIONS | {"_flows"},
     "_edits": {"errors", "model", "_keys", "_records", "_flows"},
     "_turn": {"errors"},
+    "_aside": set(),
     "_host": {"_flow", "_requests", "errors"},
     "_renewal": {"_timing", "errors", "model"},
     "_engine": SHELL - {"_handle", "_desk"},
@@ -48,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors"},
     "server": {"errors"},
     "_connect": EVERYTHING,
-    "transports": {"_requests", "_flow", "errors", "model", "transports"},
+    "transports": {"_requests", "_aside", "errors", "model", "transports"},
     "rehearsals": EVERYTHING | {"__init__"},
 }
 IO = {"asyncio", "threading", "socket", "subprocess", "grpc", "etcd3gw", "logging", "os"}

@@ -89,7 +89,7 @@ class AsyncCoordinator(Desk):
                 await self._engine.revoke_async(tenure, 1.0)
                 raise EtcdFenceError(f"{tenure.task} cannot be kept: {error}") from error
 
-        return Opening(self._engine.acquire(lease))
+        return Opening("an acquire", lambda: self._engine.acquire(lease))
 
     async def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
         bid = leases.Bid()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
+from etcdfence._aside import aside
 from etcdfence._engine import Engine, GaveBack, Holding, gave_back, noted
 from etcdfence._flow import AsyncCaller, AsyncTransport, Flow, adrive
 from etcdfence._flows import leases
@@ -33,13 +35,12 @@ class AsyncEngine(Engine):
         self.async_host = AsyncHost(host, transport)
 
     def require_usable(self) -> None:
-        self.host.require_usable()
-        if asyncio.get_running_loop() is not self.loop:
-            raise Misuse("this coordinator belongs to another event loop; call connect_async() in each loop")
+        super().require_usable()
+        self.require_own_loop()
 
-    def require_open(self) -> None:
-        self.require_usable()
-        super().require_open()
+    def require_own_loop(self) -> None:
+        if _running_loop() is not self.loop:
+            raise Misuse("this coordinator belongs to another event loop; call connect_async() in each loop")
 
     async def run(self, flow: Callable[[Pace], Flow[T]], seconds: float | None = None) -> T:
         """Run a flow that must have ended after so many seconds (None: the patience)."""
@@ -103,6 +104,21 @@ class AsyncEngine(Engine):
         """Close from this loop, or from any other one."""
         self.closing = True
         self.call_in_loop(self.transport.interrupt)
-        await asyncio.to_thread(self.close, self.host.now() + seconds)
-        if asyncio.get_running_loop() is self.loop:
-            await self.transport.close()
+        try:
+            await aside(partial(self.close, self.host.now() + seconds), "etcdfence-close")
+        finally:
+            if asyncio.get_running_loop() is self.loop:
+                await self.transport.close()
+            else:
+                self.call_in_loop(self._close_transport)
+
+    def _close_transport(self) -> None:
+        """In the own loop, for a close that was called in another one."""
+        self._closing_transport = self.loop.create_task(self.transport.close())
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -47,8 +47,9 @@ class AsyncLease(LeaseHandle):
         self._on_lost, self._cancel_on_loss = on_lost, cancel_on_loss
         self._over = asyncio.Event()
         self._scope: Scope | None = None
-        lost = about(self, AsyncLease._lost)
+        lost, over = about(self, AsyncLease._lost), self._over.set
         self._belief.on_loss = lambda loss: engine.call_in_loop(lost, loss)
+        self._belief.on_over = lambda: engine.call_in_loop(over)
         if on_unverified is not None:
             unverified = about(self, on_unverified)
             self._belief.on_doubt = lambda doubt: engine.call_in_loop(unverified, doubt)
@@ -56,15 +57,10 @@ class AsyncLease(LeaseHandle):
 
     def _lost(self, loss: Loss) -> None:
         """In the loop, soon after the loss was known."""
-        self._over.set()
         if self._scope is not None:
             self._scope.cancel(f"{self.task}, generation {self.generation}, was lost: {loss.reason}")
         if self._on_lost is not None:
             self._on_lost(self, loss)
-
-    def _stop(self) -> None:
-        super()._stop()
-        self._over.set()
 
     # --- asking --------------------------------------------------------------------------------------------
 
@@ -79,10 +75,12 @@ class AsyncLease(LeaseHandle):
 
     async def wait_lost(self, timeout: float | None = None) -> Loss | None:
         """Wait until the lease is lost, at most `timeout` seconds; None when it is not, or was given back."""
+        self._engine.require_own_loop()
         limit = None if timeout is None else _timing.checked_seconds(timeout, "timeout")
         if not self._belief.over:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), limit)
+                async with asyncio.timeout(limit):
+                    await self._over.wait()
         return self._belief.loss
 
     async def get(self, key: str) -> Entry:
@@ -145,14 +143,23 @@ class AsyncLease(LeaseHandle):
             result=checked_document(result, "a result"),
             evidence=checked_evidence(evidence),
         )
-        await self._play(self._ends(closing))
+        await self._ending(self._ends(closing))
 
     async def fail(self, reason: str, *, retry: bool = True) -> None:
         """End this attempt as failed. The task is ready for another (`retry`), or closed for good."""
         checked_name(reason, "a reason")
         if not retry:
             self._require_task("fail(retry=False)")
-        await self._play(self._ends(Ending("failed", reason, closes=None if retry else "failed")))
+        await self._ending(self._ends(Ending("failed", reason, closes=None if retry else "failed")))
+
+    async def _ending(self, play: Play[None]) -> None:
+        """Cancelled after the tenure has ended, what is left is given back in the background."""
+        try:
+            await self._play(play)
+        except asyncio.CancelledError:
+            if self._holding.lane.ended is not None:
+                self._engine.give_back_in_background(self._holding)
+            raise
 
     async def release(self) -> None:
         """Give the task back now. Twice is no error; Superseded or LeaseLost if it was not ours any more.
@@ -185,7 +192,7 @@ class AsyncLease(LeaseHandle):
         any other exception of the body stays."""
         scope, self._scope = self._scope, None
         ours = scope is not None and await scope.leave(error)
-        loss = self._belief.loss if ours else None
+        loss = self._belief.loss if ours or error is None else None
         if loss is None:
             await self._giving_back(self._leaves(error))
             return

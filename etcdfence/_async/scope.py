@@ -7,7 +7,6 @@ goes on: `Task.cancelling` counts them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from etcdfence.errors import Misuse
 
@@ -39,7 +38,10 @@ class Scope:
         if isinstance(error, asyncio.CancelledError):
             return True
         if error is None:
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if self._task.cancelling() > self._before:
+                    raise
             return True
         return False

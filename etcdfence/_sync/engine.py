@@ -46,5 +46,5 @@ class SyncEngine(Engine):
             with self.committing(holding, even_released):
                 return self.run(lambda pace: flow(holding.lane, pace), seconds)
 
-        self.host.require_usable()
+        self.require_usable()
         return holding.turn.run(self.patience if seconds is None else seconds, in_turn)

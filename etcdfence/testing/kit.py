@@ -7,7 +7,7 @@ The same names in memory and on a real etcd. `expire` ends a lease now, `pause` 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Protocol
 
 from etcdfence import _connect
@@ -29,10 +29,12 @@ def connect_memory_async(
     etcd: MemoryEtcd, *, namespace: str = "test", **options: Any
 ) -> Opening[AsyncCoordinator]:
     """The same for coroutines."""
-    opening = _connect.over_async(
-        etcd.transport_async(), etcd.transport(), namespace=namespace, clock=etcd.clock, **options
-    )
-    return Opening(opening)
+
+    def opened() -> Coroutine[Any, Any, AsyncCoordinator]:
+        wires = etcd.transport_async(), etcd.transport()
+        return _connect.over_async(*wires, namespace=namespace, clock=etcd.clock, **options)
+
+    return Opening("connect_memory_async", opened)
 
 
 class Kit(Protocol):
@@ -69,7 +71,7 @@ class _Closing:
             self._made.append(coordinator)
             return coordinator
 
-        return Opening(opened())
+        return Opening("connect_async", opened)
 
     def close(self) -> None:
         for coordinator in self._made:

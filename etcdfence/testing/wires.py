@@ -190,7 +190,8 @@ class AsyncMemoryTransport(_Transport):
         try:
             while (found := wait.look()) is None:
                 try:
-                    await asyncio.wait_for(changed.wait(), STUCK)
+                    async with asyncio.timeout(STUCK):
+                        await changed.wait()
                 except TimeoutError:
                     raise stuck() from None
                 changed.clear()

@@ -119,7 +119,8 @@ class GatewayTransport:
             raise Misuse("at least one endpoint is needed, such as http://127.0.0.1:2379")
         self._members = [_Member(endpoint) for endpoint in endpoints]
         self._current = 0
-        self._waits: set[Any] = set()
+        self._waits: dict[int, Any] = {}  # the answer that is being read, by the identity of its request
+        self._given_up: set[int] = set()
         self._lock = threading.RLock()
         self._closed = self._interrupted = False
         self._handlers: dict[type[Request[Any]], Callable[[Any, float], Any]] = {
@@ -141,9 +142,17 @@ class GatewayTransport:
     def interrupt(self) -> None:
         with self._lock:
             self._interrupted = True
-            waits = list(self._waits)
+            waits = list(self._waits.values())
         for wait in waits:
             _hang_up(wait)
+
+    def hang_up(self, request: WaitGone) -> None:
+        """End one wait, from any thread: nobody waits for it any more."""
+        with self._lock:
+            self._given_up.add(id(request))
+            stream = self._waits.get(id(request))
+        if stream is not None:
+            _hang_up(stream)
 
     def close(self) -> None:
         self._closed = True
@@ -192,21 +201,22 @@ class GatewayTransport:
                 )
             except requests.Timeout:
                 return Waited.TIMED_OUT
-            with self._waiting(stream):
+            with self._waiting(request, stream):
                 _require_ok(stream, member)
                 return self._first_word(stream, member)
 
     @contextmanager
-    def _waiting(self, stream: requests.Response) -> Iterator[None]:
+    def _waiting(self, request: WaitGone, stream: requests.Response) -> Iterator[None]:
         try:
             with self._lock:
-                self._waits.add(stream)
-            if self._interrupted:
-                raise Closed("this coordinator is being closed")
+                self._waits[id(request)] = stream
+            if self._interrupted or id(request) in self._given_up:
+                raise Closed("this coordinator is being closed, or the wait was given up")
             yield
         finally:
             with self._lock:
-                self._waits.discard(stream)
+                self._waits.pop(id(request), None)
+                self._given_up.discard(id(request))
             stream.close()
 
     def _first_word(self, stream: requests.Response, member: _Member) -> Waited:

@@ -70,6 +70,8 @@ class GrpcAioTransport:
             if isinstance(request, Txn) and request.read_only:
                 await self._undisturbed(call)
             reply = await call
+        except grpc.aio.UsageError as error:  # closed between our look and the call
+            raise Closed("this coordinator is closed") from error
         except (grpc.RpcError, ValueError) as error:
             failure = self._members.failed(member, error)
             if isinstance(request, Revoke) and isinstance(failure, LeaseNotFound):

@@ -424,6 +424,11 @@ def test_an_acquire_that_is_never_awaited_is_reported(endpoint: str, namespace: 
                 coordinator.acquire("job")
             with pytest.raises(Misuse, match="plain function"):
                 coordinator.acquire("job", on_lost=_hold)
+            opening = coordinator.acquire("job")
+            lease = await opening
+            with pytest.raises(Misuse, match="awaited already"):
+                await opening
+            await lease.release()
 
     run(main)
 
