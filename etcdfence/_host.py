@@ -54,6 +54,9 @@ class Clock(Protocol):
     def wait(self, changed: threading.Condition, seconds: float) -> None:
         """Wait on a condition that is held, at most so long; may return early."""
 
+    def serve(self, thread: threading.Thread) -> None:
+        """This thread, which has been started, will wait by this clock."""
+
 
 class SystemClock:
     def now(self) -> float:
@@ -70,6 +73,9 @@ class SystemClock:
 
     def wait(self, changed: threading.Condition, seconds: float) -> None:
         changed.wait(seconds)
+
+    def serve(self, thread: threading.Thread) -> None:
+        """Nothing to do: real time asks nobody."""
 
 
 SYSTEM: Final = SystemClock()

@@ -28,6 +28,8 @@ class Clock(Protocol):
 
     def wait(self, changed: threading.Condition, seconds: float) -> None: ...
 
+    def serve(self, thread: threading.Thread) -> None: ...
+
 
 log = logging.getLogger("etcdfence.renewal")
 
@@ -209,6 +211,7 @@ class Renewer:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="etcdfence-renewal", daemon=True)
                 self._thread.start()
+                self._clock.serve(self._thread)
             self._leases = [*self._leases, lease]
             self._changed.notify()
 

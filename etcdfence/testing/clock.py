@@ -68,6 +68,11 @@ class VirtualClock:
             with self._changed:
                 self._waiting.pop(me, None)
 
+    def serve(self, thread: threading.Thread) -> None:
+        """From now on the clock moves only when this thread has come to rest."""
+        with self._changed:
+            self._known.add(thread)
+
     # --- what the test does with it ------------------------------------------------------------------------
 
     def advance(self, seconds: float) -> None:

@@ -23,12 +23,38 @@ from etcdfence._requests import (
     Range,
     RangeReply,
     Target,
+    TimeToLiveReply,
     Txn,
     TxnReply,
+    Waited,
     WaitGone,
 )
+from etcdfence.errors import EtcdFenceError, Unavailable
+from etcdfence.model import MemberStatus
+from etcdfence.transports.codes import error_for
 
 Document = dict[str, Any]
+MAX_KEEPALIVE: Final = 500  # bytes
+# The names of gRPC's status codes, by the numbers that the gateway's error documents have.
+CODES: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
 _OPERANDS: Final = {
     Target.CREATE: "create_revision",
     Target.MOD: "mod_revision",
@@ -84,9 +110,99 @@ def _range(request: Range) -> Document:
     return document | {name: True for name in ("keys_only", "count_only") if getattr(request, name)}
 
 
-def txn_reply(document: Document) -> TxnReply:
-    return TxnReply(
-        header(document), document.get("succeeded", False), tuple(_reads(document.get("responses", ())))
+class NotEtcds(ValueError):
+    """A document that etcd would not have sent."""
+
+
+# What reading an answer may raise that is not etcd's, whatever it is instead.
+UNREADABLE: Final = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+
+
+def answer(body: bytes) -> Document:
+    """The document of an answer; every one of etcd's has a header with the id of its cluster."""
+    document = json.loads(body)
+    if not isinstance(document, dict) or not header(document).cluster_id:
+        raise NotEtcds(f"{body[:200]!r}")
+    return document
+
+
+def txn_reply(request: Txn, document: Document) -> TxnReply:
+    succeeded = document.get("succeeded", False)
+    responses = document.get("responses", ())
+    if len(responses) != len(request.success if succeeded else request.failure):
+        raise NotEtcds(f"{len(responses)} responses do not answer {request}")
+    return TxnReply(header(document), succeeded, tuple(_reads(responses)))
+
+
+def time_to_live(document: Document) -> TimeToLiveReply:
+    return TimeToLiveReply(int(document.get("TTL", 0)), int(document.get("grantedTTL", 0)))
+
+
+def keep_alives(lease_ids: Iterable[int]) -> Iterator[str]:
+    """Bodies of several documents each. When the gateway begins to answer it has read 512 bytes and throws away
+    the rest: measured, seventeen of the longest ids (493 bytes) always came through, eighteen did not."""
+    body = ""
+    for lease_id in lease_ids:
+        document = f'{{"ID":"{lease_id}"}}\n'
+        if len(body) + len(document) > MAX_KEEPALIVE:
+            yield body
+            body = ""
+        body += document
+    if body:
+        yield body
+
+
+def renewed(body: bytes) -> dict[int, int]:
+    """Seconds by lease id."""
+    results = [result_of(document) for document in documents([body])]
+    return {int(one.get("ID", 0)): int(one.get("TTL", 0)) for one in results}
+
+
+def result_of(document: Document) -> Document:
+    """The message in one document of a stream, or the error in its place."""
+    if "error" in document:
+        raise error_in(document, "the gateway")
+    result = document["result"]
+    if not isinstance(result, dict):
+        raise NotEtcds(f"{document}")
+    return result
+
+
+def error_in(document: Document, endpoint: str) -> EtcdFenceError:
+    """What an error document says; in a stream it comes in an envelope, with a number by another name."""
+    inner = document["error"] if isinstance(document.get("error"), dict) else document
+    code = inner["code"] if "code" in inner else inner["grpc_code"]
+    if isinstance(code, bool) or not isinstance(code, int):
+        raise NotEtcds(f"{document}")
+    name = CODES[code] if 0 <= code < len(CODES) else "UNKNOWN"
+    return error_for(name, str(inner.get("message") or inner.get("error") or ""), endpoint)
+
+
+def first_word(stream: Iterable[Document]) -> Waited:
+    """What a watch for one key's deletion says first."""
+    for document in stream:
+        result = result_of(document)
+        if int(result.get("compact_revision", 0)):
+            return Waited.COMPACTED
+        if result.get("canceled"):
+            raise Unavailable(f"etcd ended the watch: {result.get('cancel_reason') or 'no reason given'}")
+        if result.get("events"):
+            return Waited.GONE
+    raise Unavailable("etcd ended the watch")
+
+
+def status(endpoint: str, body: bytes) -> MemberStatus:
+    found = answer(body)
+    head = found["header"]
+    return MemberStatus(
+        endpoint=endpoint,
+        version=found.get("version", ""),
+        leader=found.get("leader") == head.get("member_id"),
+        db_size=int(found.get("dbSize", 0)),
+        revision=int(head.get("revision", 0)),
+        cluster_id=int(head.get("cluster_id", 0)),
+        member_id=int(head.get("member_id", 0)),
+        alarms=tuple(found.get("errors", ())),
     )
 
 

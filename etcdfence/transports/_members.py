@@ -165,9 +165,11 @@ def word_of(response: Any) -> Waited | None:
 
 def out_of_time(error: grpc.RpcError) -> bool:
     """The time limit of a stream travels with it; whether client or server notices first is a matter of luck, and
-    the server says it as UNKNOWN."""
-    by_server = error.code() is grpc.StatusCode.UNKNOWN and "context deadline exceeded" in (error.details() or "")
-    return by_server or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    the server says it as UNKNOWN, or by resetting the stream."""
+    details = error.details() or ""
+    by_server = error.code() is grpc.StatusCode.UNKNOWN and "context deadline exceeded" in details
+    by_reset = error.code() is grpc.StatusCode.CANCELLED and "RST_STREAM" in details
+    return by_server or by_reset or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def status_of(member: Member, reply: Any) -> MemberStatus:

@@ -1,9 +1,9 @@
 """etcd over the HTTP gateway, for places that gRPC does not reach; the client is etcd3gw's.
 
-Its `post` carries every request; its lock and its watcher are not used. An etcd3gw client knows one host and one
-time limit, so a client is lent to one call at a time. A request goes to one member and is never repeated here.
-Over HTTP/1.1 the gateway answers when it has the whole request: a keepalive for many leases is one POST of many
-documents, a watch is one POST whose answer does not end.
+Its addresses and its session carry every request; its `post` is not used (it follows redirects, which sends a
+request twice, and has one time limit for all callers), nor are its lock and its watcher. A request goes to one
+member and is never repeated here. A keepalive carries several leases in one POST, a watch is one POST whose answer
+does not end. Time limits are those of a socket: a member that sends a byte now and then can stretch them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar, cast
 
 import requests
+import requests.adapters
 from etcd3gw.client import Etcd3Client
-from etcd3gw.exceptions import Etcd3Exception
+from urllib3.connection import HTTPConnection
+from urllib3.connectionpool import HTTPConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from etcdfence._requests import (
@@ -40,75 +42,92 @@ from etcdfence._requests import (
 from etcdfence.errors import Closed, EtcdFenceError, LeaseNotFound, Misuse, OutcomeUnknown, Unavailable
 from etcdfence.model import MemberStatus
 from etcdfence.transports import _json
-from etcdfence.transports.codes import error_for
 from etcdfence.transports.endpoints import host_and_port
 
 T = TypeVar("T")
-# The names of gRPC's status codes by their numbers, as the gateway's error documents have them.
-CODES: Final = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
+R = TypeVar("R")
 NEVER_SENT: Final = (NewConnectionError, ConnectTimeoutError)
 
 
+class _Line:
+    """A client that is lent to one call at a time, and the connection it talks on."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._connection: Any = None
+        session = requests.Session()
+        session.trust_env = False  # http_proxy and its like hijack loopback connections
+        session.headers["Grpc-Metadata-hasleader"] = "true"  # refuse at once while there is no leader
+        adapter: Any = requests.adapters.HTTPAdapter()
+        adapter.poolmanager.pool_classes_by_scheme = {"http": self._pool_class()}
+        session.mount("http://", adapter)
+        self._client = Etcd3Client(host, port, api_path="/v3/", session=session)
+
+    def _pool_class(self) -> type[HTTPConnectionPool]:
+        """A pool that shows us its connection: nothing else can end a read that another thread is in."""
+        line = self
+
+        class Connection(HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                line._connection = self
+
+        class Pool(HTTPConnectionPool):
+            ConnectionCls = Connection
+
+        return Pool
+
+    def post(self, path: str, body: str, within: float, *, stream: bool = False) -> requests.Response:
+        return self._client.session.post(
+            self._client.get_url(path),
+            data=body,
+            headers={"Content-Type": "application/json"},
+            timeout=within,
+            stream=stream,
+            allow_redirects=False,  # followed, a request would be sent a second time
+        )
+
+    def hang_up(self) -> None:
+        sock = getattr(self._connection, "sock", None)
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Its connections at once: a session leaves them to a finaliser, which at exit may have run already."""
+        if self._connection is not None:
+            self._connection.close()
+        self._client.session.close()
+
+
 class _Member:
-    """One endpoint and the clients that are free for it."""
+    """One endpoint and the lines to it that are free."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         host, _, port = host_and_port(endpoint).rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._free: list[Etcd3Client] = []
+        self._free: list[_Line] = []
+        self._closed = False
 
     @contextmanager
-    def client(self, timeout: float) -> Iterator[Etcd3Client]:
+    def line(self) -> Iterator[_Line]:
         try:
-            client = self._free.pop()
+            line = self._free.pop()
         except IndexError:
-            client = self._new()
-        client.timeout = timeout
+            line = _Line(self._host, self._port)
         try:
-            yield client
+            yield line
         except BaseException:
-            _close(client)  # there may be an answer to come on its connection
+            line.close()  # there may be an answer to come
             raise
-        self._free.append(client)
-
-    def _new(self) -> Etcd3Client:
-        session = requests.Session()
-        session.trust_env = False  # http_proxy and its like hijack loopback connections
-        session.headers["Grpc-Metadata-hasleader"] = "true"  # refuse at once while there is no leader
-        return Etcd3Client(self._host, self._port, api_path="/v3/", session=session)
+        self._free.append(line)
+        if self._closed:
+            self.close()
 
     def close(self) -> None:
+        self._closed = True
         while self._free:
-            _close(self._free.pop())
-
-
-def _close(client: Etcd3Client) -> None:
-    """Its connections at once: a session leaves them to a finaliser, which at exit may have run already."""
-    adapter: Any = client.session.get_adapter(client.base_url)
-    pools = adapter.poolmanager.pools
-    for pool in [pools.get(key) for key in pools.keys()]:  # noqa: SIM118 - not a mapping that iterates
-        if pool is not None:
-            pool.close()
-    client.session.close()
+            self._free.pop().close()
 
 
 class GatewayTransport:
@@ -119,7 +138,7 @@ class GatewayTransport:
             raise Misuse("at least one endpoint is needed, such as http://127.0.0.1:2379")
         self._members = [_Member(endpoint) for endpoint in endpoints]
         self._current = 0
-        self._waits: dict[int, Any] = {}  # the answer that is being read, by the identity of its request
+        self._waits: dict[int, _Line] = {}  # by the identity of their requests
         self._given_up: set[int] = set()
         self._lock = threading.RLock()
         self._closed = self._interrupted = False
@@ -143,16 +162,16 @@ class GatewayTransport:
         with self._lock:
             self._interrupted = True
             waits = list(self._waits.values())
-        for wait in waits:
-            _hang_up(wait)
+        for line in waits:
+            line.hang_up()
 
     def hang_up(self, request: WaitGone) -> None:
         """End one wait, from any thread: nobody waits for it any more."""
         with self._lock:
             self._given_up.add(id(request))
-            stream = self._waits.get(id(request))
-        if stream is not None:
-            _hang_up(stream)
+            line = self._waits.get(id(request))
+        if line is not None:
+            line.hang_up()
 
     def close(self) -> None:
         self._closed = True
@@ -165,127 +184,105 @@ class GatewayTransport:
     def _txn(self, request: Txn, within: float) -> TxnReply:
         if request.elsewhere:
             self._move_from(self._members[self._current])
-        return _json.txn_reply(self._post("/kv/txn", _json.txn(request), within))
+        return self._ask("/kv/txn", _json.txn(request), within, lambda found: _json.txn_reply(request, found))
 
     def _grant(self, request: Grant, within: float) -> GrantReply:
         body = {"ID": str(request.lease_id), "TTL": str(request.ttl)}
-        return GrantReply(int(self._post("/lease/grant", body, within).get("TTL", 0)))
+        return self._ask("/lease/grant", body, within, lambda found: GrantReply(int(found.get("TTL", 0))))
 
     def _revoke(self, request: Revoke, within: float) -> RevokeReply:
+        body = {"ID": str(request.lease_id)}
         try:
-            self._post("/lease/revoke", {"ID": str(request.lease_id)}, within)
+            return self._ask("/lease/revoke", body, within, lambda _: RevokeReply(found=True))
         except LeaseNotFound:
             return RevokeReply(found=False)
-        return RevokeReply(found=True)
 
     def _time_to_live(self, request: TimeToLive, within: float) -> TimeToLiveReply:
-        found = self._post("/lease/timetolive", {"ID": str(request.lease_id)}, within)
-        return TimeToLiveReply(int(found.get("TTL", 0)), int(found.get("grantedTTL", 0)))
+        return self._ask("/lease/timetolive", {"ID": str(request.lease_id)}, within, _json.time_to_live)
 
     def _keep_alive(self, request: KeepAlive, within: float) -> KeepAliveReply:
-        body = "".join(f'{{"ID":"{lease_id}"}}\n' for lease_id in request.lease_ids)
-        member = self._members[self._current]
-        with self._mapped(member), member.client(within) as client:
-            url = client.get_url("/lease/keepalive")
-            reply = client.session.post(url, data=body, timeout=within)
-            _require_ok(reply, member)
-            results = [_result(document, member) for document in _json.documents([reply.content])]
-        return KeepAliveReply({int(one.get("ID", 0)): int(one.get("TTL", 0)) for one in results})
-
-    def _wait_gone(self, request: WaitGone, _within: float) -> Waited:
-        member = self._members[self._current]
-        with self._mapped(member), member.client(request.timeout) as client:
-            try:
-                stream = client.session.post(
-                    client.get_url("/watch"), json=_json.watch(request), timeout=request.timeout, stream=True
-                )
-            except requests.Timeout:
-                return Waited.TIMED_OUT
-            with self._waiting(request, stream):
-                _require_ok(stream, member)
-                return self._first_word(stream, member)
-
-    @contextmanager
-    def _waiting(self, request: WaitGone, stream: requests.Response) -> Iterator[None]:
-        try:
-            with self._lock:
-                self._waits[id(request)] = stream
-            if self._interrupted or id(request) in self._given_up:
-                raise Closed("this coordinator is being closed, or the wait was given up")
-            yield
-        finally:
-            with self._lock:
-                self._waits.pop(id(request), None)
-                self._given_up.discard(id(request))
-            stream.close()
-
-    def _first_word(self, stream: requests.Response, member: _Member) -> Waited:
-        try:
-            for document in _json.documents(stream.iter_content(None)):
-                result = _result(document, member)
-                if int(result.get("compact_revision", 0)):
-                    return Waited.COMPACTED
-                if result.get("canceled"):
-                    raise Unavailable(f"etcd ended the watch: {result.get('cancel_reason') or 'no reason given'}")
-                if result.get("events"):
-                    return Waited.GONE
-        except requests.ConnectionError as error:
-            if "timed out" in str(error):  # what requests makes of a time limit inside a body
-                return Waited.TIMED_OUT
-            if not self._interrupted:
-                raise
-        except (requests.RequestException, AttributeError):  # hung up by `interrupt`, between two reads
-            if not self._interrupted:
-                raise
-        if self._interrupted:
-            raise Closed("this coordinator was closed while waiting")
-        raise Unavailable("etcd ended the watch")
+        ttls: dict[int, int] = {}
+        for body in _json.keep_alives(request.lease_ids):
+            ttls |= self._exchange("/lease/keepalive", body, within, _json.renewed)
+        return KeepAliveReply(ttls)
 
     def _members_status(self, _request: Members, within: float) -> tuple[MemberStatus, ...]:
         return tuple(self._status(member, within) for member in self._members)
 
     def _status(self, member: _Member, within: float) -> MemberStatus:
         try:
-            with self._mapped(member), member.client(within) as client:
-                found = client.post(client.get_url("/maintenance/status"), json={})
+            return self._exchange(
+                "/maintenance/status", "{}", within, lambda body: _json.status(member.endpoint, body), member
+            )
         except EtcdFenceError as error:
             return MemberStatus(member.endpoint, error=str(error))
-        head = found.get("header", {})
-        return MemberStatus(
-            endpoint=member.endpoint,
-            version=found.get("version", ""),
-            leader=found.get("leader") == head.get("member_id"),
-            db_size=int(found.get("dbSize", 0)),
-            revision=int(head.get("revision", 0)),
-            cluster_id=int(head.get("cluster_id", 0)),
-            member_id=int(head.get("member_id", 0)),
-            alarms=tuple(found.get("errors", ())),
-        )
 
-    def _post(self, path: str, body: _json.Document, within: float) -> _json.Document:
+    def _ask(self, path: str, body: _json.Document, within: float, read: Callable[[_json.Document], R]) -> R:
+        return self._exchange(path, json.dumps(body), within, lambda content: read(_json.answer(content)))
+
+    def _exchange(
+        self, path: str, body: str, within: float, read: Callable[[bytes], R], member: _Member | None = None
+    ) -> R:
+        """One POST to one member, and what its whole answer means."""
+        member = member or self._members[self._current]
+        with self._mapped(member):
+            with member.line() as line:
+                reply = line.post(path, body, within)
+                content = reply.content
+            if reply.status_code != requests.codes["ok"]:
+                raise _told(content, f"{reply.status_code} {reply.reason}", member)
+            return read(content)
+
+    def _wait_gone(self, request: WaitGone, _within: float) -> Waited:
         member = self._members[self._current]
-        with self._mapped(member), member.client(within) as client:
-            found = client.post(client.get_url(path), json=body)
-            if not isinstance(found, dict):
-                raise OutcomeUnknown(f"{member.endpoint}: the answer is not a document: {found!r}")
-            return found
+        if not request.timeout > 0:
+            return Waited.TIMED_OUT
+        with self._mapped(member), member.line() as line, self._waiting(request, line):
+            body = json.dumps(_json.watch(request))
+            try:
+                stream = line.post("/watch", body, request.timeout, stream=True)
+                if stream.status_code != requests.codes["ok"]:
+                    raise _told(stream.content, f"{stream.status_code} {stream.reason}", member)
+                word = _json.first_word(_json.documents(stream.iter_content(None)))
+            except (requests.RequestException, AttributeError) as error:  # AttributeError: hung up between reads
+                if self._interrupted or id(request) in self._given_up:
+                    raise _gave_up() from error
+                if isinstance(error, requests.Timeout) or "timed out" in str(error):
+                    line.close()
+                    return Waited.TIMED_OUT
+                raise
+            stream.close()
+            line.close()  # the answer to a watch does not end
+            return word
+
+    @contextmanager
+    def _waiting(self, request: WaitGone, line: _Line) -> Iterator[None]:
+        try:
+            with self._lock:
+                self._waits[id(request)] = line
+            if self._interrupted or id(request) in self._given_up:
+                raise _gave_up()
+            yield
+        finally:
+            with self._lock:
+                self._waits.pop(id(request), None)
+                self._given_up.discard(id(request))
 
     # --- failures ------------------------------------------------------------------------------------------
 
     @contextmanager
     def _mapped(self, member: _Member) -> Iterator[None]:
-        """Whatever etcd3gw and requests raise, as one of ours."""
+        """Whatever requests raises, and whatever cannot be read in an answer, as one of ours."""
         try:
             yield
         except EtcdFenceError as error:
             self._moved_by(error, member)
             raise
-        except Etcd3Exception as error:
-            failure = _failure(error.__context__, member) if error.__context__ else None
-            failure = failure or _told(error.detail_text, str(error), member)
-            raise self._moved_by(failure, member) from error
-        except (requests.RequestException, ValueError) as error:  # ValueError: an answer that is no JSON
+        except requests.RequestException as error:
             raise self._moved_by(_failure(error, member), member) from error
+        except _json.UNREADABLE as error:
+            unknown = OutcomeUnknown(f"{member.endpoint}: the answer is not etcd's: {error}")
+            raise self._moved_by(unknown, member) from error
 
     def _moved_by(self, failure: EtcdFenceError, member: _Member) -> EtcdFenceError:
         if isinstance(failure, Unavailable | OutcomeUnknown):
@@ -298,7 +295,7 @@ class GatewayTransport:
                 self._current = (self._current + 1) % len(self._members)
 
 
-def _failure(error: BaseException, member: _Member) -> EtcdFenceError:
+def _failure(error: requests.RequestException, member: _Member) -> EtcdFenceError:
     """Definitely not sent where no connection came about; else nobody knows."""
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", inner)
@@ -306,38 +303,14 @@ def _failure(error: BaseException, member: _Member) -> EtcdFenceError:
     return kind(f"{member.endpoint}: {error}")
 
 
-def _told(body: str | None, otherwise: str, member: _Member) -> EtcdFenceError:
+def _told(body: bytes, otherwise: str, member: _Member) -> EtcdFenceError:
     """What an error document says; anything else in its place (a proxy's page, say) is ambiguous."""
-    document: Any = None
-    with contextlib.suppress(ValueError):
-        document = json.loads(body or "")
-    if not isinstance(document, dict) or not isinstance(document.get("code"), int):
-        return OutcomeUnknown(f"{member.endpoint}: {body or otherwise or 'no answer'}")
-    code = document["code"]
-    name = CODES[code] if 0 <= code < len(CODES) else "UNKNOWN"
-    return error_for(name, str(document.get("message") or document.get("error") or ""), member.endpoint)
+    try:
+        return _json.error_in(json.loads(body), member.endpoint)
+    except _json.UNREADABLE:
+        text = body.decode(errors="replace")
+        return OutcomeUnknown(f"{member.endpoint}: {otherwise}: {text[:200]}")
 
 
-def _result(document: _json.Document, member: _Member) -> _json.Document:
-    """The message in one document of a stream, or the error in its place."""
-    error = document.get("error")
-    if error is not None:
-        inner = error if isinstance(error, dict) else {"message": str(error)}
-        code = inner.get("code", inner.get("grpc_code"))
-        raise _told(json.dumps(inner | {"code": code}), str(error), member)
-    result = document.get("result")
-    return result if isinstance(result, dict) else {}
-
-
-def _require_ok(reply: requests.Response, member: _Member) -> None:
-    if reply.status_code != requests.codes["ok"]:
-        raise _told(reply.text, reply.reason, member)
-
-
-def _hang_up(stream: requests.Response) -> None:
-    """End a read that another thread is in."""
-    connection = getattr(stream.raw, "connection", None)
-    sock = getattr(connection, "sock", None)
-    if sock is not None:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+def _gave_up() -> Closed:
+    return Closed("this coordinator was closed while waiting, or the wait was given up")

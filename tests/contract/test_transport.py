@@ -125,6 +125,41 @@ def test_leases(wire: Wire, key: bytes) -> None:
         wire.call(Grant(lease_id(), 9_000_000_001), 5)
 
 
+def test_many_leases_are_renewed_in_one_exchange(wire: Wire) -> None:
+    """Of the longest ids there are; a gateway that has begun to answer reads no further than it has."""
+    ids = [2**63 - 1 - n for n in range(120)]
+    for one in ids:
+        wire.call(Grant(one, 600), 5)
+    for _ in range(5):
+        assert wire.call(KeepAlive(tuple(ids), 10.0), 10).ttls == dict.fromkeys(ids, 600)
+    for one in ids:
+        wire.call(Revoke(one), 5)
+
+
+@on_a_network
+def test_a_wait_that_is_interrupted_before_it_was_answered_ends(
+    endpoint: str, open_wire: OpenWire, key: bytes
+) -> None:
+    with Proxy(endpoint) as proxy:
+        wire = open_wire([proxy.endpoint])
+        wire.call(Txn((), (Range(key),)), 5)
+        proxy.swallow()
+        outcome: list[object] = []
+
+        def wait() -> None:
+            try:
+                outcome.append(wire.call(WaitGone(key, 1, 30), 5))
+            except Exception as error:  # the test looks at it
+                outcome.append(type(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        eventually("it waits", wire.waits)
+        wire.close()
+        thread.join(5)
+        assert outcome == [Closed]
+
+
 def test_a_small_ttl_is_raised_silently(wire: Wire) -> None:
     lease = lease_id()
     assert wire.call(Grant(lease, 1), 5).ttl > 1

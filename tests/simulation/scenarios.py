@@ -183,7 +183,7 @@ RESTORED = scenario(
 )
 TOLD_AND_RESTORED = scenario(
     "a worker hears of its loss before the store is restored to its lifetime",
-    Worker("A", (settling_later(put("k", "1"), renewing), renewing, stubborn)),
+    Worker("A", (settling_later(put("k", "1"), renewing), renewing, stubborn), ends=None),
     outsider("O", Snapshot(), writes(Delete(JOB.owner)), Restore()),
     invariants=IN_A_RESTORED_STORE,
 )
@@ -327,6 +327,16 @@ RIVALS = scenario("two claim and release", Worker("A"), Worker("B"))
 NO_EPOCH = scenario("the namespace has no epoch", Worker("A"), B, store=State())
 ALONE = scenario("a worker alone settles", Worker("A", (settling(put("k", "1")), settling(put("k", "2")))))
 
+PROVING = scenario(
+    "two show that comparisons arrive",
+    *(reader(name, looking(lambda pace: leases.prove_compares(KEYS.epoch, pace))) for name in "AB"),
+)
+PROVING_IN_VAIN = scenario(
+    "comparisons get lost on their way",
+    reader("A", looking(lambda pace: leases.prove_compares(KEYS.epoch, pace))),
+    without=lambda txn: replace(txn, compares=()),
+)
+LARGE = (EPOCHS, COMPLETING)
 SMALL = (
     CLAIMS,
     WAITING,
@@ -338,12 +348,10 @@ SMALL = (
     ALONE,
     EXPECTATIONS,
     SETTLING,
-    COMPLETING,
     CANCELLED_TASK,
     FAILING,
     REFUSALS,
     FOREIGN_HAND,
-    EPOCHS,
     LINE,
     TOLD_AND_RESTORED,
     RENEWALS,
@@ -363,9 +371,12 @@ SMALL = (
     SHORT_TTL,
     UNREADABLE,
     UNREADABLE_END,
+    PROVING,
+    PROVING_IN_VAIN,
 )
 QUICK = (
     *(at_most(one, *budget) for one in SMALL for budget in ((1, 0), (0, 1))),
+    *(at_most(one, 0, 1) for one in LARGE),
     replace(UNHEARD, faults=2, events=0, kinds=SEVERAL),
     replace(ALONE, faults=2, events=0, kinds=SEVERAL),
     replace(RIVALS, faults=2, events=0, kinds=SEVERAL),
@@ -376,6 +387,7 @@ QUICK = (
     at_most(THREE, 0, 0),
 )
 DEEP = (
+    *(at_most(one, 1, 0) for one in LARGE),
     *(at_most(one, 1, 1) for one in (CLAIMS, WAITING, PATIENT, WRITES, FAILING, RENEWALS, CRASHES, CANCELLING)),
     *(at_most(one, 1, 1) for one in (EXPECTATIONS, REFUSALS, FOREIGN_HAND, DOUBTFUL, LOSING)),
     at_most(RESTORED, 1, 0),
