@@ -134,12 +134,12 @@ class _Explorer:
                     resting = resting and fault is not None
                     if fault is not None:
                         self.report.tried[fault] += 1
+                    self._check_notes(world, new)
                     if new in following:
                         following[new] += paths
-                        name = ""
-                        continue
-                    following[new], came[new] = paths, (world, name)
-                    self._check(world, new)
+                    else:
+                        following[new], came[new] = paths, (world, name)
+                        self._check(new)
                     name = ""
                 if resting:
                     self.report.schedules += paths
@@ -162,12 +162,17 @@ class _Explorer:
                 names.append(name)
         return tuple(reversed(names))
 
-    def _check(self, before: World, world: World) -> None:
+    def _check_notes(self, before: World, world: World) -> None:
+        """However a world is reached: whether what was said on the way was true may differ."""
         for old, node in zip(before.nodes, world.nodes, strict=True):
+            if node is not old:
+                for note in node.notes[len(old.notes) :]:
+                    self._ask(self._told, world, note)
+
+    def _check(self, world: World) -> None:
+        for node in world.nodes:
             if node.failure is not None:
                 raise _Broken("no program fails", f"{node.program.name}: {node.failure!r}") from node.failure
-            for note in node.notes[len(old.notes) :]:
-                self._ask(self._told, world, note)
         self._ask(self._always, world)
 
     def _ask(self, checks: Sequence[tuple[str, Callable[..., str | None]]], *about: Any, move: str = "") -> None:
@@ -185,7 +190,8 @@ class _Explorer:
                     raise ValueError(f"step {number}, {name!r}, is not possible here; possible: {sorted(moves)}")
                 trace.append(self._line(name, world))
                 before, world = world, moves[name].world
-                self._check(before, world)
+                self._check_notes(before, world)
+                self._check(world)
             if all(move.fault is not None for move in self.moves.of(world)):
                 self._ask(self._at_rest, world)
         except _Broken as broken:

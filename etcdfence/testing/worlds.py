@@ -37,7 +37,9 @@ class Fault(StrEnum):
     LOST_REQUEST = "lost request"
     LOST_REPLY = "lost reply"
     DELAYED = "delayed"  # nothing is heard; the request arrives at any later time, or never
-    DUPLICATED = "duplicated"  # answered, and a second copy arrives at any later time, or never
+    # Answered, and a second copy arrives at any later time, or never. Of requests that changed the store: a copy
+    # of one that was refused could be applied later, which no client can prevent; gRPC over TCP sends none.
+    DUPLICATED = "duplicated"
     REFUSED = "refused"  # definitely not applied: no member could take it
     DENIED = "denied"  # definitely not applied: the credentials were not accepted
     PAUSED = "paused"  # answered, but its sender hears of it only after all of its deadlines
@@ -131,6 +133,7 @@ class Scenario:
     without     takes safeguards out of the transactions on their way, for ablation tests
     crashing    the programs that may crash, cancelling: those that may be cancelled,
     reliable    those whose requests meet no fault of the wire
+    grants_first  whether a grant means nothing to the others; not so where a program restores the store
     """
 
     name: str
@@ -145,6 +148,7 @@ class Scenario:
     crashing: frozenset[str] = frozenset()
     cancelling: frozenset[str] = frozenset()
     reliable: frozenset[str] = frozenset()
+    grants_first: bool = True
 
 
 Answer = tuple[State, Any, tuple[Hashable, ...]]
@@ -175,7 +179,8 @@ class Moves:
     def of(self, world: World) -> Iterator[Move]:
         """A grant under a fresh id means nothing to anybody else, so it comes first: every schedule in which
         others go before it has a twin in which they go after."""
-        granting = [at for at, node in enumerate(world.nodes) if isinstance(node.request, Grant)]
+        independent = self.scenario.grants_first
+        granting = [at for at, node in enumerate(world.nodes) if independent and isinstance(node.request, Grant)]
         if granting:
             yield from self._process(world, granting[0], world.nodes[granting[0]])
             return
@@ -302,6 +307,11 @@ class Moves:
         again = node.program.again
         successor = processes.restarted(node, again) if again else processes.ended(node)
         nodes = (*world.nodes[:at], successor, *world.nodes[at + 1 :])
+        if isinstance(node.request, Txn | Grant | Revoke):
+            flying = world._replace(
+                nodes=nodes, events=world.events - 1, flights=_with_flight(world.flights, node)
+            )
+            yield Move(f"{node.program.name} crashed, on its way", Fault.CRASHED, flying)
         yield Move(
             f"{node.program.name} crashed", Fault.CRASHED, world._replace(nodes=nodes, events=world.events - 1)
         )

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from etcdfence._records import AttemptRecord, ProvenanceRecord, RefusalRecord, Unreadable, owner_of, read
-from etcdfence._requests import Delete, Grant, KeyValue, Put
+from etcdfence._requests import Delete, Grant, KeyValue, Put, WaitGone
 from etcdfence.model import Verdict
 from etcdfence.testing.explore import Applied, Invariant, Restore, World
 from etcdfence.testing.memory import State
@@ -352,14 +352,35 @@ def _over_is_over(world: World) -> str | None:
 OVER_IS_OVER = Invariant("a handle that was declared lost never writes again", always=_over_is_over)
 
 
-def _true_when_told(world: World, note: tuple[str, ...]) -> str | None:
+def _true_when_told(world: World, note: tuple[Any, ...]) -> str | None:
     owner = _attempt_of(world.store)
-    if note[0] in ("renewed", "checked") and note[1] != owner:
-        return f"{note[1]} was told that it is {note[0]}, while {owner} owned the task"
+    if note[0] in ("renewed", "checked") and (note[1] != owner or not _epoch_of(world.store, world.store)):
+        return f"{note[1]} was told that it is {note[0]}, while {owner} owned the task, or in another epoch"
+    if note[0] == "stamped" and note[1] > 0:
+        return "a renewal counts from a moment after it was sent"
     return None
 
 
 CONFIRMED_IS_TRUE = Invariant("a lease is confirmed only while it owns the task", told=_true_when_told)
+
+
+def _ended(world: World) -> str | None:
+    if _restored(world):
+        return None
+    really = {entry[1] for entry in world.journal if entry[0] == "end"}  # type: ignore[index]
+    told = [note for note in _told(world, "ended") if note[1] not in really]
+    return f"{told}, and nothing of it was applied" if told else None
+
+
+ENDS_ARE_TRUE = Invariant("an ending that was acknowledged was applied", always=_ended)
+
+
+def _asleep(world: World) -> str | None:
+    waiting = [node.program.name for node in world.nodes if isinstance(node.request, WaitGone)]
+    return f"{waiting} wait at rest for a task that is free" if waiting and not _attempt_of(world.store) else None
+
+
+NOBODY_SLEEPS = Invariant("nobody goes on waiting for a free task", at_rest=_asleep)
 
 ALL = (
     ONE_OWNER,
@@ -380,4 +401,6 @@ ALL = (
     GRANTED_ONCE,
     OVER_IS_OVER,
     CONFIRMED_IS_TRUE,
+    ENDS_ARE_TRUE,
+    NOBODY_SLEEPS,
 )

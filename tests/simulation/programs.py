@@ -23,7 +23,7 @@ from etcdfence._flows.leases import Bid, Epoch, Wish
 from etcdfence._flows.pacing import Pace, pace_for
 from etcdfence._keys import Keys
 from etcdfence._records import EpochRecord
-from etcdfence._requests import FreshId, Header, Operation, Put, Request, Stamp, Txn, TxnReply
+from etcdfence._requests import FreshId, Header, Now, Operation, Put, Request, Stamp, Txn, TxnReply
 from etcdfence._txns import Change, Ending, Tenure
 from etcdfence.errors import EtcdFenceError, OutcomeUnknown, OwnershipRefused
 from etcdfence.model import ABSENT, Absent, Loss, TaskKey
@@ -322,6 +322,7 @@ def renewing_in_an_older_store(lane: Lane) -> Flow[None]:
 
 
 def _renewed(lane: Lane, known: Header) -> Flow[None]:
+    begun = yield from Now()
     try:
         (outcome,) = yield from leases.renew([lane], KEYS.epoch, known, 2.0)
     except EtcdFenceError:
@@ -329,6 +330,7 @@ def _renewed(lane: Lane, known: Header) -> Flow[None]:
     attempt = lane.tenure.attempt.attempt
     if isinstance(outcome, leases.Renewed):
         lane.renewed_at = outcome.sent.clock
+        yield from Note(("stamped", outcome.sent.clock - begun.clock))
         yield from Note(("renewed", attempt))
     elif isinstance(outcome, Loss):
         lane.over = True

@@ -101,7 +101,7 @@ DENIALS = frozenset({Fault.DELAYED, Fault.DENIED})
 # An attempt whose claim was answered may be trimmed (in truth only after twenty others), and then nothing but
 # the transport speaks against a second copy of that claim: gRPC over TCP delivers no request twice.
 NOT_TWICE = USUAL - {Fault.DUPLICATED}
-SEVERAL = frozenset({Fault.DELAYED, Fault.LOST_REQUEST})
+SEVERAL = frozenset({Fault.DELAYED, Fault.REFUSED})
 LOST = attempt("lost", lease=77, ended=False)
 A, B, C = (Worker(name, (put("k", name.lower()),)) for name in "ABC")
 
@@ -180,12 +180,14 @@ RESTORED = scenario(
     Worker("B", (put("k", "b"),)),
     outsider("O", Snapshot(), Restore()),
     invariants=IN_A_RESTORED_STORE,
+    grants_first=False,
 )
 TOLD_AND_RESTORED = scenario(
     "a worker hears of its loss before the store is restored to its lifetime",
     Worker("A", (settling_later(put("k", "1"), renewing), renewing, stubborn), ends=None),
     outsider("O", Snapshot(), writes(Delete(JOB.owner)), Restore()),
     invariants=IN_A_RESTORED_STORE,
+    grants_first=False,
 )
 RENEWALS = scenario(
     "renewal rounds, and keepalives that lie",
@@ -323,10 +325,35 @@ UNHEARD = scenario(
     Worker("A", (going_on(create("k", "new 1")),)),
     outsider("O", writes(Put(KEYS.data("k"), b"foreign")), writes(Delete(KEYS.data("k")))),
 )
+UNHEARD_AND_LOST = scenario(
+    "a create that meets a key of somebody else's, hears nothing, and has lost its lease",
+    Worker("A", (going_on(create("k", "new 1")),)),
+    outsider("O", writes(Put(KEYS.data("k"), b"foreign")), writes(Delete(JOB.owner))),
+)
 RIVALS = scenario("two claim and release", Worker("A"), Worker("B"))
 NO_EPOCH = scenario("the namespace has no epoch", Worker("A"), B, store=State())
 ALONE = scenario("a worker alone settles", Worker("A", (settling(put("k", "1")), settling(put("k", "2")))))
 
+MARKERS = scenario(
+    "a task is trimmed while its worker writes",
+    Worker("A", (going_on(put("k", "1")), going_on(put("k", "2")))),
+    reader("T", trimmer(0)),
+    store=begun(attempt("plain", lease=78)),
+    kinds=NOT_TWICE,
+)
+LATE_CLAIM = scenario(
+    "an attempt that was marked as lost is trimmed while a claim of it is on its way",
+    Worker("A", ends=None),
+    outsider("O", writes(Delete(JOB.owner))),
+    Worker("B"),
+    reader("T", trimmer(0)),
+    kinds=frozenset({Fault.DELAYED}),
+)
+EPOCH_CHECKED = scenario(
+    "a holder asks for its lease while the epoch is raised",
+    Worker("A", (renewing, checking)),
+    outsider("O", writes(Put(KEYS.epoch, SECOND_EPOCH))),
+)
 PROVING = scenario(
     "two show that comparisons arrive",
     *(reader(name, looking(lambda pace: leases.prove_compares(KEYS.epoch, pace))) for name in "AB"),
@@ -336,7 +363,7 @@ PROVING_IN_VAIN = scenario(
     reader("A", looking(lambda pace: leases.prove_compares(KEYS.epoch, pace))),
     without=lambda txn: replace(txn, compares=()),
 )
-LARGE = (EPOCHS, COMPLETING)
+LARGE = (EPOCHS, COMPLETING, TOLD_AND_RESTORED)
 SMALL = (
     CLAIMS,
     WAITING,
@@ -345,6 +372,7 @@ SMALL = (
     RIVALS,
     NO_EPOCH,
     UNHEARD,
+    UNHEARD_AND_LOST,
     ALONE,
     EXPECTATIONS,
     SETTLING,
@@ -353,7 +381,6 @@ SMALL = (
     REFUSALS,
     FOREIGN_HAND,
     LINE,
-    TOLD_AND_RESTORED,
     RENEWALS,
     CRASHES,
     CANCELLING,
@@ -371,6 +398,8 @@ SMALL = (
     SHORT_TTL,
     UNREADABLE,
     UNREADABLE_END,
+    MARKERS,
+    EPOCH_CHECKED,
     PROVING,
     PROVING_IN_VAIN,
 )
@@ -383,6 +412,8 @@ QUICK = (
     replace(RIVALS, faults=2, events=0, kinds=DENIALS),
     replace(ALONE, faults=2, events=0, kinds=DENIALS),
     at_most(RESTORED, 0, 0),
+    at_most(LATE_CLAIM, 1, 0),
+    replace(TOLD_AND_RESTORED, faults=1, events=0, kinds=frozenset({Fault.DELAYED})),
     at_most(OPERATOR, 0, 0),
     at_most(THREE, 0, 0),
 )

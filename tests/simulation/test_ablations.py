@@ -15,8 +15,9 @@ import pytest
 from etcdfence import _txns
 from etcdfence._flow import Flow
 from etcdfence._flows import fencing, leases, tasks
-from etcdfence._requests import Compare, FreshLeaseId, Grant, KeepAlive, Now, Put, Range, Target, Txn
-from etcdfence.errors import LeaseExists, OutcomeUnknown, Unavailable
+from etcdfence._keys import prefix_end
+from etcdfence._requests import Compare, Delete, FreshLeaseId, Grant, KeepAlive, Now, Put, Range, Target, Txn
+from etcdfence.errors import LeaseExists, OutcomeUnknown, OwnershipRefused, Unavailable
 from etcdfence.model import Verdict
 from etcdfence.testing.explore import Fault, Invariant, Scenario, explore, replay
 
@@ -25,6 +26,7 @@ from .invariants import (
     CLAIMED_IN_TURN,
     CONFIRMED_IS_TRUE,
     DEFINITE,
+    ENDS_ARE_TRUE,
     EXACTLY_ONCE,
     EXPECTATIONS_HOLD,
     FENCED,
@@ -190,6 +192,26 @@ def not_over(lane: fencing.Lane, change: _txns.Change, pace: Any) -> Any:
     return COMMIT(lane, change, pace)
 
 
+def with_every_marker(found: Any, *also: bytes) -> Txn:
+    """Trims the markers of attempts that stay, too."""
+    txn = REMOVE(found, *also)
+    return replace(txn, success=(*txn.success, Delete(JOB.markers, prefix_end(JOB.markers))))
+
+
+def content(lane: fencing.Lane, change: _txns.Change, pace: Any) -> Any:
+    """An ending that is refused is taken for one that happened."""
+    try:
+        return (yield from COMMIT(lane, change, pace))
+    except OwnershipRefused:
+        lane.ended = change.ends
+        return fencing.Committed(0, change.write_id), None
+
+
+def stamped_late(lane: fencing.Lane, ttls: Any, sent: Any) -> Any:
+    return leases.Renewed(replace(sent, clock=sent.clock + 1))
+
+
+REMOVE = _txns.remove
 TWO_FAULTS = replace(
     at.RIVALS, kinds=frozenset({Fault.DELAYED, Fault.LOST_REPLY, Fault.LOST_REQUEST, Fault.PAUSED})
 )
@@ -212,6 +234,9 @@ DECISIONS = [
         0,
     ),
     ("a doubtful claim is recorded as such", leases, "_tenure", never_doubtful, at.DOUBTFUL, ONE_TENURE, 1, 0),
+    ("a marker goes with its attempt", _txns, "remove", with_every_marker, at.MARKERS, EXACTLY_ONCE, 1, 0),
+    ("an ending is reported when it was applied", tasks, "commit", content, at.OPERATOR, ENDS_ARE_TRUE, 0, 0),
+    ("a renewal counts from its sending", leases, "_renewal", stamped_late, at.RENEWALS, CONFIRMED_IS_TRUE, 1, 0),
     ("a lost handle stays lost", fencing, "commit", not_over, at.TOLD_AND_RESTORED, OVER_IS_OVER, 0, 0),
 ]
 
