@@ -45,6 +45,7 @@ kill $lifeline 2>/dev/null
 exit $status
 """
 START_SECONDS = 20.0
+PORT_SECONDS = 3.0
 STOP_SECONDS = 5.0
 
 
@@ -175,13 +176,22 @@ class LocalEtcd:
         _started.add(self)
 
     def _require_free_port(self) -> None:
-        """Somebody else's etcd on our port would look just as healthy."""
+        """Somebody else's etcd on our port would look just as healthy. What a server of ours has left there (the
+        connections of one that was killed) goes away by itself."""
+        until = time.monotonic() + PORT_SECONDS
+        while (taken := self._taken()) is not None:
+            if time.monotonic() > until:
+                raise Misuse(f"port {self.port} of 127.0.0.1 cannot be used: {taken.strerror}") from taken
+            time.sleep(0.05)
+
+    def _taken(self) -> OSError | None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", self.port))
             except OSError as error:
-                raise Misuse(f"port {self.port} of 127.0.0.1 cannot be used: {error.strerror}") from error
+                return error
+        return None
 
     def _await_health(self) -> None:
         until = time.monotonic() + START_SECONDS

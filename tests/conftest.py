@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         variant = getattr(item, "callspec", None) and item.callspec.params.get("variant", "")
-        on_a_wire = bool(variant) and "memory" not in variant
+        on_a_wire = "memory" not in variant if variant else "connect" in getattr(item, "fixturenames", ())
         if on_a_wire or NEEDS_SERVER & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.server)
 

@@ -42,6 +42,7 @@ from .invariants import (
 from .programs import JOB, KEYS
 
 Matching = Callable[[Txn, Compare], bool]
+pytestmark = pytest.mark.deep
 
 
 def compares(*keys: bytes, target: Target | None = None, operand: object = None) -> Matching:
