@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -181,6 +182,20 @@ async def over_async(
     return AsyncCoordinator(AsyncEngine(host, transport, keys, seconds, on_close), epoch, identity)
 
 
+def _require_real_threads() -> None:
+    """Under gevent or eventlet a thread is a coroutine that runs when others let it: a lease would go unrenewed,
+    and gRPC, which blocks outside of Python, would stop everything. Better no coordinator than one that freezes."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    patched = (gevent is not None and gevent.is_module_patched("threading")) or (
+        eventlet is not None and eventlet.is_monkey_patched("thread")
+    )
+    if patched:
+        raise Misuse(
+            "threads are monkey-patched (gevent or eventlet), so leases would not be renewed while other green"
+            " threads run; use etcdfence in a process without monkey-patching, or connect_async in asyncio"
+        )
+
+
 def _parts(
     transport: Transport,
     clock: Clock,
@@ -190,6 +205,7 @@ def _parts(
     request_timeout: float,
     patience: float,
 ) -> tuple[Host, Keys, float, Identity]:
+    _require_real_threads()
     keys, identity = Keys(namespace, data_prefix), _identity(holder)
     host = Host(transport, _longer_than_zero(request_timeout, "request_timeout"), clock)
     return host, keys, _longer_than_zero(patience, "patience"), identity

@@ -6,23 +6,35 @@ Only ratios mean something: they compare two ways on one machine at one time. No
 from __future__ import annotations
 
 import argparse
+import asyncio
+import resource
 import statistics
 import subprocess
 import sys
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
 
 import grpc
+import grpc.aio
+from etcd3gw.client import Etcd3Client
 
 import etcdfence
 from etcdfence._connect import over
 from etcdfence._requests import KeepAlive, Request, Txn
 from etcdfence.server import LocalEtcd
+from etcdfence.testing.explore import explore
+from etcdfence.transports import _json
 from etcdfence.transports._pb import etcdfence_wire_pb2 as pb
 from etcdfence.transports._wire import txn_bytes
+from etcdfence.transports.gateway import GatewayTransport
 from etcdfence.transports.grpc import GrpcTransport
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.simulation.scenarios import CLAIMS
 
 
 class Counting:
@@ -189,6 +201,97 @@ def renewing(etcd: LocalEtcd, leases: int, ttl: int) -> None:
     coordinator.close()
 
 
+async def _timed(tasks: int, rounds: int, ways: dict[str, Callable[[int], Any]]) -> dict[str, Figure]:
+    """Each way by so many tasks at once, in turns; the time of one operation is that of a round by their number."""
+    figures = {name: Figure(name) for name in ways}
+    for n in range(rounds + 3):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            await asyncio.gather(*(way(task) for task in range(tasks)))
+            if n >= 3:
+                figures[name].seconds.append((time.perf_counter() - began) / tasks)
+    return figures
+
+
+async def fenced_put_async(etcd: LocalEtcd, tasks: int, rounds: int) -> None:
+    channel = grpc.aio.insecure_channel(etcd.endpoint.removeprefix("http://"))
+    txn = channel.unary_unary(
+        "/etcdserverpb.KV/Txn",
+        request_serializer=pb.TxnRequest.SerializeToString,
+        response_deserializer=pb.TxnResponse.FromString,
+    )
+    namespace = f"bench-{tasks}"
+    wire = Counting(etcd.endpoint)
+    synchronous = over(wire, namespace=namespace)
+    shape_of = synchronous.acquire("shape", ttl=600)
+    shape_of.put("k", "v" * 100)
+    same_shape = _always_true(wire.last)
+    async with etcdfence.connect_async(etcd.endpoint, namespace=namespace) as coordinator:
+        leases = [await coordinator.acquire(f"put-{n}", ttl=600) for n in range(tasks)]
+        figures = await _timed(
+            tasks,
+            rounds,
+            {
+                "bare grpc.aio stub, the same shape": lambda _: txn(same_shape, timeout=5),
+                "await lease.put, a lease for each task": lambda n: leases[n].put(f"k{n}", "v" * 100),
+            },
+        )
+    heading(f"fenced put by {tasks} tasks")
+    show(figures)
+    await channel.close()
+    synchronous.close()
+
+
+def fenced_put_gateway(etcd: LocalEtcd, rounds: int) -> None:
+    client = Etcd3Client(port=etcd.port, host="127.0.0.1", api_path="/v3/")
+    client.session.trust_env = False
+    recorded: list[Txn] = []
+    gateway = GatewayTransport([etcd.endpoint])
+
+    class Recording:
+        def call(self, request: Request[Any], within: float) -> Any:
+            if isinstance(request, Txn):
+                recorded.append(request)
+            return gateway.call(request, within)
+
+        interrupt, close = gateway.interrupt, gateway.close
+
+    with over(Recording(), namespace="bench-gateway") as coordinator:
+        lease = coordinator.acquire("put", ttl=600)
+        lease.put("k", "v" * 100)
+        shape = _json.txn(recorded[-1])
+        for compare in shape["compare"]:
+            if (
+                compare["target"] == "MOD"
+                and "mod_revision" in compare
+                and b"/marker/" in b64decode(compare["key"])
+            ):
+                compare |= {"key": b64encode(b"/bench/absent").decode(), "mod_revision": "0"}
+        for operation in shape["success"]:
+            put = operation["request_put"]
+            put["key"] = b64encode(b64decode(put["key"]) + b"-bare").decode()
+        reply: Any = client.transaction(cast("Any", shape))
+        if not reply.get("succeeded"):
+            raise RuntimeError("the bare transaction was refused")
+        figures = in_turns(
+            {
+                "etcd3gw.Etcd3Client.transaction": lambda: client.transaction(cast("Any", shape)),
+                "lease.put over the gateway": lambda: lease.put("k", "v" * 100),
+            },
+            rounds,
+        )
+    heading("fenced put over the gateway, in sequence")
+    show(figures)
+
+
+def exploring() -> None:
+    began = time.perf_counter()
+    report = explore(replace(CLAIMS, faults=2, events=0))
+    took = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"\n{report}\n  {took:.1f} s, {took / report.steps * 1e6:.0f} us a step, at most {peak // 1024} MiB")
+
+
 def commands(repeats: int) -> None:
     bare_typer = (
         "import typer\napp = typer.Typer(help='bare')\n"
@@ -224,6 +327,10 @@ def main() -> None:
         fenced_put(etcd, options.rounds)
         claim_and_release(etcd, options.rounds // 4)
         renewing(etcd, options.leases, options.ttl)
+        for tasks in (1, 8, 64, 256):
+            asyncio.run(fenced_put_async(etcd, tasks, max(20, options.rounds // (2 * tasks))))
+        fenced_put_gateway(etcd, options.rounds // 2)
+    exploring()
     commands(20)
 
 

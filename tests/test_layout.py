@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -204,3 +206,19 @@ def test_no_type_is_ignored_outside_transports() -> None:
     for path in modules(PACKAGE) + modules(ROOT / "cli"):
         if "transports" not in path.parts:
             assert "type: ignore" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.req("P-30")
+def test_the_public_names_are_typed(tmp_path: Path) -> None:
+    """A program of somebody else's, checked strictly against the installed package: what it may do passes, and
+    each of its mistakes is found."""
+    assert (PACKAGE / "py.typed").exists()
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={tmp_path}", "tests/typing/public.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

@@ -546,6 +546,122 @@ def test_nothing_is_recorded(coordinator: Coordinator) -> None:
         coordinator.describe("never heard of")
 
 
+@pytest.mark.field(37)
+def test_stray_keys_stop_nobody(coordinator: Coordinator, raw: Raw) -> None:
+    """Keys by hand, without lease or sense, at every level of the key space."""
+    keys = coordinator._engine.keys
+    job = keys.task("job")
+    prefixes = [keys.root.encode(), job.attempts, job.markers, job.refusals, job.histories, job.open]
+    families = ["owner", "last", "closed", "task", "attempt", "marker", "refusal", "history", "data", "provenance"]
+    for prefix in (*prefixes, *map(keys.family, families)):
+        for stray in (b"", b"stray", b"a/b/c", b"%zz", b"\xff\xfe"):
+            raw.put(prefix + stray, b"\x00not ours")
+    with coordinator.acquire("job") as lease:
+        lease.put("k", "v")
+        assert coordinator.describe("job").state is TaskState.OWNED
+        assert "job" in [task.task for task in coordinator.tasks()]
+        assert [task.task for task in coordinator.tasks(owned_only=True) if task.task != "stray"] == ["job"]
+    for _ in range(35):
+        coordinator.acquire("job").release()
+    assert raw.get(job.attempts + b"stray") is not None  # nobody knows what it is, so nobody deletes it
+
+
+# --- at once -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("S2-77", "S2-84")
+@pytest.mark.field(79)
+def test_of_many_that_claim_at_once_one_owns(connect: Connect) -> None:
+    """Released by one barrier, some of one process and some of others; the losers hear who won."""
+    coordinators = [connect() for _ in range(4)]
+    for n in range(10):
+        outcomes = at_once([lambda one=one, n=n: one.try_acquire(f"job-{n}", ttl=60) for one in coordinators * 2])
+        won = [one for one in outcomes if not isinstance(one, Exception)]
+        assert len(won) == 1
+        lost = [one for one in outcomes if isinstance(one, Held)]
+        assert len(lost) == 7
+        assert {error.owner.generation for error in lost if error.owner} == {won[0].generation}
+        won[0].release()
+
+
+def at_once(actions: list[Callable[[], Any]]) -> list[Any]:
+    barrier, outcomes = threading.Barrier(len(actions)), list[Any]()
+
+    def run(action: Callable[[], Any]) -> None:
+        barrier.wait(10)
+        try:
+            outcomes.append(action())
+        except Exception as error:  # the test looks at it
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=run, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(outcomes) == len(actions)
+    return outcomes
+
+
+@pytest.mark.field(83)
+@pytest.mark.req("S2-84")
+def test_two_agents_on_one_run_leave_one_line_of_checkpoints(connect: Connect, raw: Raw) -> None:
+    """Both start within moments, twenty times; and one that is overtaken at its fourth checkpoint."""
+    agents = [connect(), connect()]
+    acted: list[tuple[str, int]] = []
+
+    def work(coordinator: Coordinator, run: str) -> None:
+        with coordinator.try_acquire(run, ttl=60) as lease:
+            for step in range(10):
+                lease.put(f"{run}/{step}", str(lease.generation), expect=ABSENT)
+            acted.append((run, lease.generation))
+
+    for n in range(20):
+        outcomes = at_once([lambda one=one, n=n: work(one, f"run-{n}") for one in agents])
+        held = [one for one in outcomes if isinstance(one, Held)]
+        conflicts = [one for one in outcomes if isinstance(one, Conflict)]  # it came when the first had ended
+        assert len(held) + len(conflicts) == 1
+    assert sorted({run for run, _ in acted}) == sorted(run for run, _ in acted)
+
+    first = agents[0].acquire("paused", ttl=60)
+    for step in range(4):
+        first.put(f"paused/{step}", str(first.generation))
+    raw.delete(first._tenure.keys.owner)
+    second = agents[1].acquire("paused", ttl=60)
+    with pytest.raises(Superseded):
+        first.put("paused/4", str(first.generation))
+    for step in range(4, 10):
+        second.put(f"paused/{step}", str(second.generation))
+    line = [int(agents[0].get(f"paused/{step}").value or b"0") for step in range(10)]
+    assert line == [first.generation] * 4 + [second.generation] * 6
+
+
+@pytest.mark.field(82)
+def test_nobody_ever_sees_a_claim_without_a_lease(connect: Connect, raw: Raw) -> None:
+    """A sweep beside two hundred claims: every owner key it sees hangs on a lease, and no working task stalls."""
+    worker, sweeper = connect(), connect()
+    stop, orphans, sweeps = threading.Event(), list[Any](), [0]
+    owners = worker._engine.keys.family("owner")
+
+    def sweep() -> None:
+        while not stop.is_set():
+            kvs = [raw.get(key) for key in raw.below(owners)]
+            orphans.extend(kv.key for kv in kvs if kv is not None and not kv.lease)
+            orphans.extend(task.task for task in sweeper.tasks() if task.state is TaskState.STALLED)
+            sweeps[0] += 1
+
+    thread = threading.Thread(target=sweep)
+    thread.start()
+    try:
+        for n in range(200):
+            with worker.try_acquire(f"job-{n % 7}", ttl=60) as lease:
+                lease.put("k", str(n))
+    finally:
+        stop.set()
+        thread.join(30)
+    assert (orphans, sweeps[0] > 3) == ([], True)
+
+
 # --- bad input ---------------------------------------------------------------------------------------------
 
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from etcdfence import Coordinator, Held, Lease, LossReason, OutcomeUnknown, Unavailable
-from etcdfence._requests import Compare, Grant, Header, Revoke, RevokeReply, TxnReply
+from etcdfence._requests import (
+    Compare,
+    Grant,
+    Header,
+    Request,
+    Revoke,
+    RevokeReply,
+    TxnReply,
+    Waited,
+    WaitGone,
+)
 
 from ..support.raw import Raw
 from ..support.tape import Tape, a, is_claim, is_seal
@@ -228,3 +240,27 @@ def test_acquire_waits_without_polling(coordinator: Coordinator, taped: Taped) -
     assert got[0].generation > lease.generation
     assert len([request for request in tape.sent if is_claim(request)]) == 2
     got[0].release()
+
+
+@pytest.mark.field(41, 42)
+def test_a_waiter_whose_history_was_compacted_reads_anew(taped: Taped, coordinator: Coordinator, raw: Raw) -> None:
+    """Between its refused claim and its watch the task changes hands and goes free, and all of that is compacted
+    away: the watch says so, and the waiter claims at once instead of listening to silence."""
+    lease = coordinator.acquire("job", ttl=60)
+    waiter, tape = taped(patience=10.0)
+
+    def act(tape: Tape, request: Request[Any], within: float) -> Any:
+        lease.release()
+        with coordinator.acquire("job", ttl=60):
+            pass
+        raw.compact()
+        found.append(tape.wire.call(request, within))
+        return found[0]
+
+    found: list[Any] = []
+    tape.fault(a(WaitGone), act)
+    began = time.monotonic()
+    with waiter.acquire("job", wait=20) as mine:
+        assert time.monotonic() - began < 5
+        assert found == [Waited.COMPACTED]
+        assert mine.generation > lease.generation

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -461,3 +462,19 @@ def test_what_was_sent_is_what_the_tape_says(taped: Taped) -> None:
     keys = [operation.key for request in written for operation in request.success if isinstance(operation, Put)]
     assert coordinator._engine.keys.data("k") in keys
     assert not any(isinstance(error, OutcomeUnknown) for error in tape.deliver())
+
+
+@pytest.mark.field(34)
+@pytest.mark.parametrize(
+    ("module", "asks"), [("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")]
+)
+def test_green_threads_are_refused_with_a_sentence(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, module: str, asks: str
+) -> None:
+    """As the two packages say it of themselves; scripts/compat does not install them."""
+    said = {"threading": True, "thread": True}
+    monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{asks: lambda name: said.get(name, False)}))
+    with pytest.raises(etcdfence.Misuse, match="monkey-patched"):
+        etcdfence.connect(endpoint, namespace="green")
+    said.clear()
+    etcdfence.connect(endpoint, namespace="green").close()

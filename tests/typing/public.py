@@ -7,6 +7,8 @@ from typing import Any, assert_type
 import etcdfence
 from etcdfence import (
     ABSENT,
+    AsyncCoordinator,
+    AsyncLease,
     Committed,
     Coordinator,
     Doubt,
@@ -21,6 +23,7 @@ from etcdfence import (
     Token,
     Verdict,
 )
+from etcdfence.testing import MemoryKit
 
 
 def lost(lease: Lease, loss: Loss) -> None:
@@ -59,3 +62,30 @@ def controller(unknown: etcdfence.OutcomeUnknown, held: etcdfence.Held) -> None:
         assert_type(coordinator.describe("lock"), TaskDescription)
         assert_type(coordinator.tasks(owned_only=True), list[TaskDescription])
         assert_type(held.owner, etcdfence.Owner | None)
+
+
+def lost_async(lease: AsyncLease, loss: Loss) -> None:
+    assert_type(lease.loss, Loss | None)
+
+
+async def asynchronous_controller(unknown: etcdfence.OutcomeUnknown) -> None:
+    async with etcdfence.connect_async("http://127.0.0.1:2379", namespace="n", transport="gateway") as coordinator:
+        assert_type(coordinator, AsyncCoordinator)
+        async with coordinator.acquire("lock", ttl=15, wait=3, on_lost=lost_async, cancel_on_loss=False) as lease:
+            assert_type(lease, AsyncLease)
+            assert_type(await lease.put("k", b"v", expect=ABSENT), Committed)
+            async with lease.transaction() as tx:
+                assert_type(await tx.get("k"), Entry)
+                tx.put("k", "v")
+            assert_type(lease.guard(), Guard)
+            assert_type(await lease.wait_lost(1), Loss | None)
+            assert_type(await lease.settle(unknown), Verdict)
+            await lease.check()
+        assert_type(await coordinator.try_acquire("lock"), AsyncLease)
+        assert_type(await coordinator.tasks(), list[TaskDescription])
+    assert_type(await etcdfence.connect_async(), AsyncCoordinator)
+
+
+def tests_of_ones_own(etcdfence_memory: MemoryKit) -> None:
+    assert_type(etcdfence_memory.connect(), Coordinator)
+    etcdfence_memory.clock.advance(60)
