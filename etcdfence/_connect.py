@@ -184,7 +184,7 @@ async def over_async(
 
 def _require_real_threads() -> None:
     """Under gevent or eventlet a thread is a coroutine that runs when others let it: a lease would go unrenewed,
-    and gRPC, which blocks outside of Python, would stop everything. Better no coordinator than one that freezes."""
+    and gRPC, which blocks outside of Python, would stop everything. Better none than one that freezes."""
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     patched = (gevent is not None and gevent.is_module_patched("threading")) or (
         eventlet is not None and eventlet.is_monkey_patched("thread")

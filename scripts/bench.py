@@ -202,7 +202,7 @@ def renewing(etcd: LocalEtcd, leases: int, ttl: int) -> None:
 
 
 async def _timed(tasks: int, rounds: int, ways: dict[str, Callable[[int], Any]]) -> dict[str, Figure]:
-    """Each way by so many tasks at once, in turns; the time of one operation is that of a round by their number."""
+    """Each way by so many tasks at once, in turns; one operation takes the time of a round by their number."""
     figures = {name: Figure(name) for name in ways}
     for n in range(rounds + 3):
         for name, way in ways.items():

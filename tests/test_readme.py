@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import runpy
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import etcdfence
+from etcdfence.testing import MemoryKit
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -65,3 +70,27 @@ def test_the_two_commands_exist() -> None:
     for command in ("scripts/demo", "scripts/test"):
         assert command in TEXT
         assert (ROOT / command).stat().st_mode & 0o111
+
+
+@pytest.mark.req("P-29")
+def test_the_asynchronous_example_runs_as_it_stands(
+    endpoint: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = re.findall(r"```python\n(async with etcdfence.*?)```", TEXT, re.DOTALL)
+    monkeypatch.setenv("ETCDFENCE_ENDPOINTS", endpoint)
+    monkeypatch.setenv("ETCDFENCE_NAMESPACE", namespace)
+    with etcdfence.connect() as coordinator, coordinator.acquire("seed") as lease:
+        lease.put("report/total", "6")
+    scope: dict[str, Any] = {"etcdfence": etcdfence}
+    exec("async def main():\n" + textwrap.indent(example, "    "), scope)
+    asyncio.run(scope["main"]())
+    with etcdfence.connect() as coordinator:
+        assert coordinator.get("report/total").value == b"7"
+
+
+@pytest.mark.req("P-32")
+def test_the_example_of_a_test_passes(etcdfence_memory: MemoryKit) -> None:
+    (example,) = re.findall(r"```python\n(def test_.*?)```", TEXT, re.DOTALL)
+    scope: dict[str, Any] = {"etcdfence": etcdfence, "pytest": pytest}
+    exec(example, scope)
+    scope["test_a_worker_that_is_overtaken"](etcdfence_memory)
