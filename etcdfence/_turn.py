@@ -43,7 +43,7 @@ class Turn:
 
     async def run_async(self, seconds: float, action: Callable[[], Awaitable[T]]) -> T:
         """The same for a coroutine."""
-        me = _Coroutine()
+        me = _Place()
         try:
             self._line.append(me)
             if self._line[0] is not me:
@@ -60,7 +60,7 @@ class Turn:
                 self._changed.notify_all()
             with contextlib.suppress(IndexError):  # the line has emptied meanwhile
                 first = self._line[0]
-                if isinstance(first, _Coroutine):
+                if isinstance(first, _Place):
                     first.wake()
 
     def _await(self, me: object, seconds: float) -> None:
@@ -70,25 +70,34 @@ class Turn:
                     return
         raise _too_long(seconds)
 
-    async def _await_async(self, me: _Coroutine, seconds: float) -> None:
+    async def _await_async(self, me: _Place, seconds: float) -> None:
+        woken = me.await_in_loop()
+        if self._line[0] is me:
+            return
         for _ in range(math.ceil(seconds / LOOK_AGAIN)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN):  # wait_for may swallow a cancellation before 3.12
-                    await me.woken.wait()
+                    await woken.wait()
             if self._line[0] is me:
                 return
         raise _too_long(seconds)
 
 
-class _Coroutine:
-    """A coroutine's place in the line; any thread may wake it."""
+class _Place:
+    """A coroutine's place in the line; any thread may wake whoever waits there."""
 
     def __init__(self) -> None:
-        self.loop, self.woken = asyncio.get_running_loop(), asyncio.Event()
+        self._wake: Callable[[], object] | None = None
+
+    def await_in_loop(self) -> asyncio.Event:
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(woken.set)
+        return woken
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # its loop has ended, and it with it
-            self.loop.call_soon_threadsafe(self.woken.set)
+        if self._wake is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has ended, and it with it
+                self._wake()
 
 
 def _too_long(seconds: float) -> Unavailable:

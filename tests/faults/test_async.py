@@ -357,6 +357,146 @@ def test_a_closed_coordinator_ends_waits_and_gives_back(endpoint: str, raw: Raw,
     run(main)
 
 
+@WIRES
+@pytest.mark.field(66)
+@pytest.mark.parametrize("phase", ["before", "after"])
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_completion_cancelled_in_its_middle_leaves_no_lease(
+    own_etcd: LocalEtcd, namespace: str, wire: str, number: int, phase: str
+) -> None:
+    """Without a block around it: in the commit itself the lease may live on; once it has ended, nothing does."""
+    raw = Raw(own_etcd.endpoint)
+
+    async def main() -> None:
+        async with stopping(own_etcd.endpoint, namespace, wire) as (coordinator, transport):
+            lease = await coordinator.acquire(etcdfence.TaskKey("op", "scope"), ttl=60)
+            transport.stop_at = (number, phase)
+            task = asyncio.create_task(lease.complete(1, {"revision": 1}))
+            await transport.stopped.wait()
+            transport.stop_at = None
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await lease.complete(1, {"revision": 1})
+            assert await lease.wait_lost(5) is None
+            await condition("no lease", lambda: not leases(own_etcd, raw), 2.0)
+            with pytest.raises(etcdfence.TaskClosed):
+                await coordinator.acquire(etcdfence.TaskKey("op", "scope"))
+
+    run(main)
+    raw.close()
+
+
+def test_an_ending_that_is_found_out_later_ends_the_handle(own_etcd: LocalEtcd, namespace: str) -> None:
+    """`fail` is cancelled after etcd has applied it; the next write hears of it, and everything is given back."""
+    raw = Raw(own_etcd.endpoint)
+
+    async def main() -> None:
+        async with stopping(own_etcd.endpoint, namespace, "grpc") as (coordinator, transport):
+            lease = await coordinator.acquire("job", ttl=60)
+            waiting = asyncio.create_task(lease.wait_lost())
+            transport.stop_at = (2, "after")
+            task = asyncio.create_task(lease.fail("it broke"))
+            await transport.stopped.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            transport.stop_at = None
+            with pytest.raises(etcdfence.Refused):
+                await lease.put("k", "v")
+            assert await asyncio.wait_for(waiting, 5) is None
+            assert lease.standing is etcdfence.Standing.RELEASED
+            await condition("no lease", lambda: not leases(own_etcd, raw), 2.0)
+            assert not coordinator._engine.holdings()
+
+    run(main)
+    raw.close()
+
+
+def test_closing_waits_for_what_is_being_undone(own_etcd: LocalEtcd, namespace: str) -> None:
+    raw = Raw(own_etcd.endpoint)
+
+    async def main() -> None:
+        for phase in ("before", "after"):
+            for number in (0, 1):
+                async with stopping(own_etcd.endpoint, namespace, "grpc") as (coordinator, transport):
+                    transport.stop_at = (number, phase)
+                    task = asyncio.create_task(_hold(coordinator, "job"))
+                    await transport.stopped.wait()
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                assert not leases(own_etcd, raw)
+
+    run(main)
+    raw.close()
+
+
+def test_closing_stands_in_no_line_of_its_users(endpoint: str, namespace: str) -> None:
+    """The loop's default executor is full of somebody's slow work."""
+    gate = threading.Event()
+
+    async def main() -> None:
+        coordinator = await etcdfence.connect_async(endpoint, namespace=namespace)
+        await coordinator.acquire("job", ttl=60)
+        slow = [asyncio.create_task(asyncio.to_thread(gate.wait, 30)) for _ in range(64)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await coordinator.close()
+        gate.set()
+        await asyncio.gather(*slow)
+
+    try:
+        run(main)
+    finally:
+        gate.set()
+
+
+@WIRES
+def test_closing_under_many_calls_ends_them_as_ours(endpoint: str, namespace: str, wire: str) -> None:
+    async def main() -> None:
+        coordinator = await etcdfence.connect_async(endpoint, namespace=namespace, transport=wire)
+        lease = await coordinator.acquire("job", ttl=60)
+        calls = [asyncio.create_task(lease.get(f"k{n}")) for n in range(150)]
+        await asyncio.sleep(0)
+        await coordinator.close()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        strange = [one for one in outcomes if not isinstance(one, etcdfence.Entry | etcdfence.EtcdFenceError)]
+        assert strange == []
+
+    run(main)
+
+
+@WIRES
+@pytest.mark.field(67)
+def test_another_loop_is_refused_and_nothing_changes(endpoint: str, raw: Raw, namespace: str, wire: str) -> None:
+    async def begin() -> Any:
+        coordinator = await etcdfence.connect_async(endpoint, namespace=namespace, transport=wire)
+        return coordinator, await coordinator.acquire("job", ttl=60)
+
+    async def elsewhere() -> None:
+        for call in (
+            lease.check,
+            lambda: lease.put("k", "v"),
+            lambda: lease.get("k"),
+            lambda: lease.wait_lost(1),
+            lambda: lease.fail("no"),
+            lease.release,
+            lease.__aenter__,
+            lambda: coordinator.describe("job"),
+        ):
+            with pytest.raises(Misuse, match="another event loop"):
+                await call()
+        assert lease.standing is etcdfence.Standing.HELD
+        await coordinator.close()
+
+    coordinator, lease = run(begin)
+    with pytest.raises(Misuse, match="another event loop"):
+        coordinator.acquire("other")
+    run(elsewhere)
+    assert raw.get(lease._tenure.keys.owner) is None
+
+
 # --- loops -------------------------------------------------------------------------------------------------
 
 LOOPS = """
