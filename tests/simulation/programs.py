@@ -12,7 +12,7 @@ back, and after a call that was given up withdraw what it had set in motion. It 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -202,32 +202,32 @@ def _written(lane: Lane, edits: Iterable[Edit], checks: Iterable[Check]) -> Flow
 def trimmer(kept: int) -> Callable[[], Flow[Any]]:
     """Trims, and notes the version of every refusal it has read."""
 
+    def heard(_: Request[Any], reply: Any) -> Iterator[Note]:
+        for found in reply.reads if isinstance(reply, TxnReply) else ():
+            for kv in found.kvs:
+                if kv.key.startswith(JOB.refusals):
+                    yield Note(("read", kv.key, kv.version))
+
     def run() -> Flow[None]:
         pace = yield from pace_for(PATIENCE)
-        yield from noting_reads(tasks.trim(JOB, pace, kept))
+        yield from overheard(tasks.trim(JOB, pace, kept), heard)
 
     return run
 
 
-def noting_reads(flow: Flow[None]) -> Flow[None]:
-    outcome: Any = None
-    try:
-        while True:
-            request = flow.throw(outcome) if isinstance(outcome, BaseException) else flow.send(outcome)
-            try:
-                outcome = yield request
-            except BaseException as error:  # goes on into the flow
-                outcome = error
-            for found in outcome.reads if isinstance(outcome, TxnReply) else ():
-                for kv in found.kvs:
-                    if kv.key.startswith(JOB.refusals):
-                        yield from Note(("read", kv.key, kv.version))
-    except StopIteration:
-        return
-
-
 def tapped(flow: Flow[T], ids: list[str]) -> Flow[T]:
     """The flow as it is; `ids` gets every id that it was given."""
+
+    def heard(request: Request[Any], reply: Any) -> Iterator[Note]:
+        if isinstance(request, Stamp | FreshId):
+            ids.append(reply.id if isinstance(request, Stamp) else reply)
+        return iter(())
+
+    return overheard(flow, heard)
+
+
+def overheard(flow: Flow[T], heard: Callable[[Request[Any], Any], Iterator[Note]]) -> Flow[T]:
+    """The flow as it is, with notes of what it is answered."""
     outcome: Any = None
     try:
         while True:
@@ -237,10 +237,7 @@ def tapped(flow: Flow[T], ids: list[str]) -> Flow[T]:
             except BaseException as error:  # goes on into the flow
                 outcome = error
             else:
-                if isinstance(request, Stamp):
-                    ids.append(outcome.id)
-                elif isinstance(request, FreshId):
-                    ids.append(outcome)
+                yield from heard(request, outcome)
     except StopIteration as stop:
         result: T = stop.value
         return result
