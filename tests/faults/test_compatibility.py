@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 import etcdfence
-from etcdfence import LossReason, Superseded
+from etcdfence import LeaseLost, LossReason, Superseded
 from etcdfence.server import LocalEtcd, find, free_ports
 
 from ..support.raw import Raw
@@ -27,10 +28,14 @@ def binaries() -> list[Any]:
 
 
 @pytest.mark.server
+@pytest.mark.parametrize("wire", ["grpc", "gateway"])
 @pytest.mark.parametrize("binary", binaries())
-def test_the_story_on_another_release(binary: Path) -> None:
+def test_the_story_on_another_release(binary: Path, wire: str) -> None:
     """Claim, fenced write, renewal, loss, refusal, completion."""
-    with LocalEtcd(binary=binary) as etcd, etcdfence.connect(etcd.endpoint, namespace="n") as coordinator:
+    with (
+        LocalEtcd(binary=binary) as etcd,
+        etcdfence.connect(etcd.endpoint, namespace="n", transport=wire) as coordinator,
+    ):
         assert coordinator.members()[0].version == binary.parent.name
         raw = Raw(etcd.endpoint)
         stale = coordinator.acquire("job", ttl=2)
@@ -50,6 +55,35 @@ def test_the_story_on_another_release(binary: Path) -> None:
         task.complete("done", {"revision": 1})
         assert coordinator.describe(etcdfence.TaskKey("op", "scope")).result == "done"
         raw.close()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("wire", ["grpc", "gateway"])
+@pytest.mark.parametrize("binary", binaries())
+def test_coroutines_on_another_release(binary: Path, wire: str) -> None:
+    """Claim, write, waiting for a key to go, loss in the middle of a block."""
+
+    async def story(etcd: LocalEtcd) -> None:
+        async with etcdfence.connect_async(etcd.endpoint, namespace="n", transport=wire) as coordinator:
+            async with coordinator.acquire("job", ttl=5) as lease:
+                waiting = asyncio.create_task(_generation(coordinator))
+                await lease.put("k", "1")
+                await asyncio.sleep(0)
+            assert await waiting > lease.generation
+            raw = Raw(etcd.endpoint)
+            with pytest.raises(LeaseLost):
+                async with coordinator.acquire("job", ttl=2) as lease:
+                    raw.revoke(lease.receipt.lease_id)
+                    await asyncio.sleep(20)
+            raw.close()
+
+    with LocalEtcd(binary=binary) as etcd:
+        asyncio.run(asyncio.wait_for(story(etcd), 60))
+
+
+async def _generation(coordinator: etcdfence.AsyncCoordinator) -> int:
+    async with coordinator.acquire("job", ttl=5) as lease:
+        return lease.generation
 
 
 @pytest.mark.server
