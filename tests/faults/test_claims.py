@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import etcdfence
 from etcdfence import Coordinator, Held, Lease, LossReason, OutcomeUnknown, Unavailable
 from etcdfence._requests import (
     Compare,
@@ -21,6 +22,7 @@ from etcdfence._requests import (
     Waited,
     WaitGone,
 )
+from etcdfence.server import LocalEtcd
 
 from ..support.raw import Raw
 from ..support.tape import Tape, a, is_claim, is_seal
@@ -264,3 +266,23 @@ def test_a_waiter_whose_history_was_compacted_reads_anew(taped: Taped, coordinat
         assert time.monotonic() - began < 5
         assert found == [Waited.COMPACTED]
         assert mine.generation > lease.generation
+
+
+def test_a_waiter_holds_no_etcd_lease(own_etcd: LocalEtcd, namespace: str) -> None:
+    """It claims on a new one when it is woken; a thousand waiters are no burden to anybody."""
+    raw = Raw(own_etcd.endpoint)
+    with (
+        etcdfence.connect(own_etcd.endpoint, namespace=namespace) as holder,
+        etcdfence.connect(own_etcd.endpoint, namespace=namespace) as waiter,
+    ):
+        lease = holder.acquire("job", ttl=60)
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(waiter.acquire("job", ttl=60, wait=20)))
+        thread.start()
+        eventually("it waits", lambda: waiter._engine.host._transport._waits)  # type: ignore[attr-defined]
+        leases = [int(one["ID"]) for one in raw.gateway("/v3/lease/leases", {})["leases"]]
+        assert leases == [lease.receipt.lease_id]
+        lease.release()
+        thread.join(10)
+        got[0].release()
+    raw.close()
