@@ -421,13 +421,11 @@ QUICK = (
 )
 DEEP = (
     *(at_most(one, 1, 0) for one in LARGE),
-    *(at_most(one, 1, 1) for one in (CLAIMS, WAITING, PATIENT, WRITES, FAILING, RENEWALS, CRASHES, CANCELLING)),
+    *(at_most(one, 1, 1) for one in (CLAIMS, WAITING, PATIENT, WRITES, FAILING, CRASHES, CANCELLING)),
     *(at_most(one, 1, 1) for one in (EXPECTATIONS, REFUSALS, FOREIGN_HAND, DOUBTFUL, LOSING)),
-    at_most(RESTORED, 1, 0),
     at_most(RESTORED, 0, 1),
     replace(RIVALS, faults=2, events=0, kinds=SEVERAL),
     at_most(CLAIMS, 2, 0),
-    at_most(WRITES, 2, 0),
     at_most(THREE, 1, 0),
     at_most(THREE, 0, 1),
     at_most(OPERATOR, 0, 1),
