@@ -211,7 +211,6 @@ class Engine:
         """An ending of ours that was found out by another call than the one that asked for it: nobody else is
         about to give back the etcd lease."""
         if not (holding.belief.ending or holding.given_back or holding.leaving):
-            self.leave(holding)
             self.give_back_in_background(holding)
 
     def acquired_by(self, me: object) -> None:
@@ -227,6 +226,7 @@ class Engine:
         def give_back() -> None:
             self._give_back(holding, self.host.now() + holding.tenure.granted)
 
+        self.leave(holding)
         if not holding.given_back:
             holding.leaving = True
             self._in_background("etcdfence-release", give_back)

@@ -191,7 +191,11 @@ class AsyncLease(LeaseHandle):
         """Release. A loss is raised over a body that ended well, and instead of the cancellation that it caused;
         any other exception of the body stays."""
         scope, self._scope = self._scope, None
-        ours = scope is not None and await scope.leave(error)
+        try:
+            ours = scope is not None and await scope.leave(error)
+        except asyncio.CancelledError:
+            self._engine.give_back_in_background(self._holding)
+            raise
         loss = self._belief.loss if ours or error is None else None
         if loss is None:
             await self._giving_back(self._leaves(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import random
 import subprocess
@@ -148,6 +149,29 @@ def test_cancellations_from_outside_are_nobody_elses(endpoint: str, raw: Raw, na
                         holding.belief.lose(etcdfence.Loss(LossReason.REVOKED))
                 with pytest.raises(asyncio.CancelledError):
                     await task
+
+    run(main)
+
+
+def test_a_cancellation_that_comes_while_a_lost_block_is_left_goes_on(endpoint: str, namespace: str) -> None:
+    """The body swallows the cancellation that its loss has caused, and ends; the one from outside falls into the
+    very moment of leaving."""
+
+    async def main() -> None:
+        async with etcdfence.connect_async(endpoint, namespace=namespace) as coordinator:
+
+            async def body() -> None:
+                async with coordinator.acquire("job", ttl=60) as lease:
+                    lease._belief.lose(etcdfence.Loss(LossReason.REVOKED))
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(30)
+                    asyncio.get_running_loop().call_soon(task.cancel)
+
+            task = asyncio.create_task(body())
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert task.cancelled()
+            await condition("nothing is held", lambda: not coordinator._engine.holdings())
 
     run(main)
 
