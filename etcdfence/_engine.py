@@ -252,8 +252,12 @@ class Engine:
         """Something that is owed to etcd and that nobody waits for, except the end of the coordinator."""
         thread = threading.Thread(target=action, name=name, daemon=True)
         self._background = [one for one in self._background if one.is_alive()]
-        self._background.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the interpreter is ending, or the machine is out of threads
+            log.warning("%s cannot be done now, and is left to the TTL: %s", name, error)
+        else:
+            self._background.append(thread)
 
     # --- giving back ---------------------------------------------------------------------------------------
 

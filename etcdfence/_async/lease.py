@@ -182,6 +182,7 @@ class AsyncLease(LeaseHandle):
         if self._cancel_on_loss:
             self._scope = Scope()
             if self._belief.loss is not None:  # before there was a scope to cancel
+                self._engine.give_back_in_background(self._holding)
                 raise fencing.ownership_refused(self._tenure, self._belief.loss)
         return self
 

@@ -117,6 +117,7 @@ class _Explorer:
                     self.report.complete = False
                     break
                 frontier = self._level(frontier, levels)
+        self.report.complete = self.report.complete and self.report.violation is None
         self.report.longest = len(levels) - 1
         return self.report
 

@@ -138,7 +138,8 @@ class GatewayTransport:
             raise Misuse("at least one endpoint is needed, such as http://127.0.0.1:2379")
         self._members = [_Member(endpoint) for endpoint in endpoints]
         self._current = 0
-        self._waits: dict[int, _Line] = {}  # by the identity of their requests
+        # By the identity of their requests: waits that are under way, with their line once there is one.
+        self._waits: dict[int, _Line | None] = {}
         self._given_up: set[int] = set()
         self._lock = threading.RLock()
         self._closed = self._interrupted = False
@@ -161,17 +162,25 @@ class GatewayTransport:
     def interrupt(self) -> None:
         with self._lock:
             self._interrupted = True
-            waits = list(self._waits.values())
-        for line in waits:
-            line.hang_up()
+            for line in self._waits.values():
+                if line is not None:
+                    line.hang_up()
+
+    def expect(self, request: WaitGone) -> None:
+        """This wait is about to be called, in another thread; it may be hung up from now on."""
+        with self._lock:
+            self._waits.setdefault(id(request), None)
 
     def hang_up(self, request: WaitGone) -> None:
-        """End one wait, from any thread: nobody waits for it any more."""
+        """End one wait, from any thread: nobody waits for it any more. One that has ended is left alone, and so is
+        whoever has its line (or its identity) now."""
         with self._lock:
+            if id(request) not in self._waits:
+                return
             self._given_up.add(id(request))
-            line = self._waits.get(id(request))
-        if line is not None:
-            line.hang_up()
+            line = self._waits[id(request)]
+            if line is not None:
+                line.hang_up()
 
     def close(self) -> None:
         self._closed = True
@@ -235,10 +244,10 @@ class GatewayTransport:
 
     def _wait_gone(self, request: WaitGone, _within: float) -> Waited:
         member = self._members[self._current]
-        if not request.timeout > 0:
-            return Waited.TIMED_OUT
-        with self._mapped(member), member.line() as line, self._waiting(request, line):
+        with self._mapped(member), self._under_way(request), member.line() as line, self._on(line, request):
             body = json.dumps(_json.watch(request))
+            if not request.timeout > 0:
+                return Waited.TIMED_OUT
             try:
                 stream = line.post("/watch", body, request.timeout, stream=True)
                 if stream.status_code != requests.codes["ok"]:
@@ -256,17 +265,27 @@ class GatewayTransport:
             return word
 
     @contextmanager
-    def _waiting(self, request: WaitGone, line: _Line) -> Iterator[None]:
+    def _under_way(self, request: WaitGone) -> Iterator[None]:
+        self.expect(request)
         try:
-            with self._lock:
-                self._waits[id(request)] = line
-            if self._interrupted or id(request) in self._given_up:
-                raise _gave_up()
             yield
         finally:
             with self._lock:
                 self._waits.pop(id(request), None)
                 self._given_up.discard(id(request))
+
+    @contextmanager
+    def _on(self, line: _Line, request: WaitGone) -> Iterator[None]:
+        """The wait has this line, until the line goes to somebody else."""
+        with self._lock:
+            self._waits[id(request)] = line
+            if self._interrupted or id(request) in self._given_up:
+                raise _gave_up()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits[id(request)] = None
 
     # --- failures ------------------------------------------------------------------------------------------
 

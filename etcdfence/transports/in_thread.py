@@ -45,6 +45,7 @@ class InThread:
         return self._closed and (task is None or not task.cancelling())
 
     async def _wait(self, request: WaitGone, within: float) -> Any:
+        self._transport.expect(request)
         try:
             return await aside(partial(self._transport.call, request, within), "etcdfence-wait")
         except asyncio.CancelledError:
