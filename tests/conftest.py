@@ -14,7 +14,9 @@ import pytest
 import etcdfence
 from etcdfence._connect import over
 from etcdfence.server import LocalEtcd
+from etcdfence.testing import MemoryKit
 
+from .support import waiting
 from .support.raw import Raw
 from .support.tape import Tape
 
@@ -110,6 +112,16 @@ def own_etcd() -> Iterator[LocalEtcd]:
     """An etcd for one test, which may stop, kill or fill it."""
     with LocalEtcd() as server:
         yield server
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryKit]:
+    """An etcd in memory; the test waits on its clock."""
+    kit = MemoryKit()
+    waiting.VIRTUAL.append(kit.clock)
+    yield kit
+    waiting.VIRTUAL.clear()
+    kit.close()
 
 
 @pytest.fixture

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 import etcdfence
-from etcdfence.testing import MemoryKit
 
-from ..support import waiting
-from ..support.colours import Loop, MemoryRaw
-from ..support.raw import Raw
+from ..support.colours import Loop, store_beside
 
 VARIANTS = ("sync memory", "async memory", "sync grpc", "async grpc", "sync gateway", "async gateway")
 Connect = Callable[..., Any]
@@ -24,22 +21,8 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def memory() -> Iterator[MemoryKit]:
-    kit = MemoryKit()
-    waiting.VIRTUAL.append(kit.clock)
-    yield kit
-    waiting.VIRTUAL.clear()
-    kit.close()
-
-
-@pytest.fixture
 def raw(variant: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    if variant.endswith("memory"):
-        found: Any = MemoryRaw(request.getfixturevalue("memory").etcd)
-    else:
-        found = Raw(request.getfixturevalue("endpoint"))
-    yield found
-    found.close()
+    yield from store_beside(variant, request)
 
 
 @pytest.fixture

@@ -7,25 +7,13 @@ from typing import Any
 
 import pytest
 
-from etcdfence.testing import MemoryEtcd
-
-from ..support import waiting
-from ..support.colours import Loop, MemoryRaw
-from ..support.raw import Raw
+from ..support.colours import Loop, store_beside
 from .wires import OPENERS, WIRES, OpenWire, Wire
 
 
 @pytest.fixture(params=WIRES)
 def variant(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def memory() -> Iterator[MemoryEtcd]:
-    etcd = MemoryEtcd()
-    waiting.VIRTUAL.append(etcd.clock)
-    yield etcd
-    waiting.VIRTUAL.clear()
 
 
 @pytest.fixture
@@ -54,7 +42,7 @@ def open_wire(variant: str, loop: Loop) -> Iterator[OpenWire]:
 @pytest.fixture
 def wire(variant: str, request: pytest.FixtureRequest, loop: Loop) -> Iterator[Wire]:
     if variant.startswith("memory"):
-        etcd = request.getfixturevalue("memory")
+        etcd = request.getfixturevalue("memory").etcd
         in_loop = variant.endswith("async")
         found = Wire(etcd.transport_async() if in_loop else etcd.transport(), loop if in_loop else None)
     else:
@@ -65,9 +53,4 @@ def wire(variant: str, request: pytest.FixtureRequest, loop: Loop) -> Iterator[W
 
 @pytest.fixture
 def store(variant: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    if variant.startswith("memory"):
-        found: Any = MemoryRaw(request.getfixturevalue("memory"))
-    else:
-        found = Raw(request.getfixturevalue("endpoint"))
-    yield found
-    found.close()
+    yield from store_beside(variant, request)

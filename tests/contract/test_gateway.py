@@ -248,6 +248,17 @@ def test_a_fence_that_gets_lost_is_noticed_before_it_is_needed(
         etcdfence.connect(endpoint, namespace=namespace, transport="gateway")
 
 
+def test_the_environment_chooses_the_gateway(
+    endpoint: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETCDFENCE_TRANSPORT", "gateway")
+    with etcdfence.connect(endpoint, namespace=namespace) as coordinator:
+        assert isinstance(coordinator._engine.host._transport, GatewayTransport)
+    monkeypatch.setenv("ETCDFENCE_TRANSPORT", "carrier pigeon")
+    with pytest.raises(Misuse, match="use 'grpc' or 'gateway'"):
+        etcdfence.connect(endpoint, namespace=namespace)
+
+
 def test_what_is_misspelt_does_pass(endpoint: str) -> None:
     """Why connecting begins with transactions that must fail."""
     wire = GatewayTransport([endpoint])

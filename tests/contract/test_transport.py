@@ -285,11 +285,11 @@ def test_waiting_from_a_compacted_revision(wire: Wire, store: Any, key: bytes) -
 
 def test_closing_ends_a_wait(wire: Wire, key: bytes) -> None:
     outcome: list[Exception] = []
-    wire.call(Txn((), (Put(key, b"v"),)), 5)
+    revision = wire.call(Txn((), (Put(key, b"v"),)), 5).header.revision
 
     def wait() -> None:
         try:
-            wire.call(WaitGone(key, 1, 30), 5)
+            wire.call(WaitGone(key, revision + 1, 30), 5)
         except Exception as error:  # the test looks at it
             outcome.append(error)
 

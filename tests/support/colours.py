@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import Any
+
+import pytest
 
 from etcdfence._async import AsyncCoordinator, AsyncLease, AsyncTransaction
 from etcdfence._requests import Delete, KeyValue, Put, Range, Revoke, TimeToLive, Txn
 from etcdfence.testing import MemoryEtcd
 
+from .raw import Raw
 from .waiting import VIRTUAL, eventually
 
 SECONDS = 120.0  # no single call of the suite takes as long
@@ -76,6 +80,16 @@ class Blocking:
 
     def __exit__(self, *about: Any) -> None:
         self._loop.call(self._inner.__aexit__, *about)
+
+
+def store_beside(variant: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A hand on the store of this variant that no code of the library is on the way to."""
+    if "memory" in variant:
+        found: Any = MemoryRaw(request.getfixturevalue("memory").etcd)
+    else:
+        found = Raw(request.getfixturevalue("endpoint"))
+    yield found
+    found.close()
 
 
 class MemoryRaw:
