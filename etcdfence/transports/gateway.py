@@ -54,6 +54,7 @@ class _Line:
 
     def __init__(self, host: str, port: int) -> None:
         self._connection: Any = None
+        self.hung_up = False
         session = requests.Session()
         session.trust_env = False  # http_proxy and its like hijack loopback connections
         session.headers["Grpc-Metadata-hasleader"] = "true"  # refuse at once while there is no leader
@@ -70,6 +71,9 @@ class _Line:
             def connect(self) -> None:
                 super().connect()
                 line._connection = self
+                if line.hung_up:  # before there was anything to hang up
+                    self.close()
+                    raise ConnectionAbortedError("this wait was given up")
 
         class Pool(HTTPConnectionPool):
             ConnectionCls = Connection
@@ -87,6 +91,8 @@ class _Line:
         )
 
     def hang_up(self) -> None:
+        """End what is under way here, or about to be; the line is of no use afterwards."""
+        self.hung_up = True
         sock = getattr(self._connection, "sock", None)
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -120,6 +126,9 @@ class _Member:
         except BaseException:
             line.close()  # there may be an answer to come
             raise
+        if line.hung_up:
+            line.close()
+            return
         self._free.append(line)
         if self._closed:
             self.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import etcdfence
-from etcdfence import Misuse, OutcomeUnknown, PermissionDenied, Unavailable
+from etcdfence import Closed, Misuse, OutcomeUnknown, PermissionDenied, Unavailable
 from etcdfence._requests import (
     Compare,
     Grant,
@@ -33,7 +34,7 @@ from etcdfence._requests import (
     WaitGone,
 )
 from etcdfence.server import free_ports
-from etcdfence.transports import _json
+from etcdfence.transports import _json, gateway
 from etcdfence.transports.codes import TABLE
 from etcdfence.transports.gateway import GatewayTransport
 
@@ -224,6 +225,29 @@ def test_a_refusal_keeps_its_connection_and_a_broken_call_leaves_none() -> None:
         for _ in range(5):
             assert not wire.call(Revoke(1), 5).found
         assert len(wire._members[0]._free) == 1
+
+
+def test_a_wait_interrupted_before_it_is_sent_is_not_sent(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interruption falls between the look at the flag and the request, on a fresh line and on a used one."""
+    for used in (False, True):
+        wire = GatewayTransport([endpoint])
+        if used:
+            wire.call(Txn((), ()), 5)
+        post = gateway._Line.post
+
+        def interrupted(
+            line: Any, *arguments: Any, wire: GatewayTransport = wire, post: Any = post, **named: Any
+        ) -> Any:
+            wire.interrupt()
+            return post(line, *arguments, **named)
+
+        monkeypatch.setattr(gateway._Line, "post", interrupted)
+        began = time.monotonic()
+        with pytest.raises(Closed):
+            wire.call(WaitGone(b"/nobody's", 2**62, 30.0), 5)
+        assert time.monotonic() - began < 5
+        monkeypatch.undo()
+        wire.close()
 
 
 @pytest.mark.parametrize("lost", ["mod_revision", "create_revision", "lease", "range_end", "target", "compare"])
