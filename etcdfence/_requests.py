@@ -100,7 +100,8 @@ class RangeReply:
 @dataclass(frozen=True, slots=True)
 class Range:
     """A read inside a transaction. There is no field for a revision: one inside a transaction that may write
-    can fork the members of a cluster (etcd-io/etcd 18667)."""
+    can fork the members of a cluster (etcd-io/etcd 18667). `max_create` leaves out keys that were created later
+    (0: none); `count` counts them all the same."""
 
     key: bytes
     range_end: bytes = b""
@@ -108,6 +109,7 @@ class Range:
     order: Order = Order.KEY
     keys_only: bool = False
     count_only: bool = False
+    max_create: int = 0
 
 
 Operation = Put | Delete | Range
@@ -192,19 +194,21 @@ class KeepAlive(Request[KeepAliveReply]):
 
 
 class Waited(Enum):
-    GONE = "gone"
+    WOKEN = "woken"
     TIMED_OUT = "timed out"
     COMPACTED = "compacted"
 
 
 @dataclass(frozen=True, slots=True)
-class WaitGone(Request[Waited]):
-    """Wait until `key` is deleted at `from_revision` or later, at most `timeout` seconds. A wake-up, never a
-    proof: read the store (or claim) afterwards."""
+class Wait(Request[Waited]):
+    """Wait until `key` (or with `range_end` any key of the range) is deleted at `from_revision` or later, or, with
+    `puts`, put; at most `timeout` seconds. A wake-up, never a proof: read the store (or claim) afterwards."""
 
     key: bytes
     from_revision: int
     timeout: float
+    range_end: bytes = b""
+    puts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

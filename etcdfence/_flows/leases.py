@@ -30,7 +30,7 @@ from etcdfence._requests import (
     Revoke,
     Sleep,
     TimeToLive,
-    WaitGone,
+    Wait,
 )
 from etcdfence.errors import (
     EtcdFenceError,
@@ -308,7 +308,7 @@ def acquire(bid: Bid, wish: Wish, patience: float, until: float | None) -> Flow[
         if left <= 0:
             return outcome
         try:
-            yield from WaitGone(wish.keys.owner, outcome.revision + 1, left)
+            yield from Wait(wish.keys.owner, outcome.revision + 1, left)
         except (Unavailable, OutcomeUnknown):
             yield from Sleep(BROKEN_WATCH)
 

@@ -41,8 +41,8 @@ from etcdfence._requests import (
     TimeToLiveReply,
     Txn,
     TxnReply,
+    Wait,
     Waited,
-    WaitGone,
 )
 from etcdfence.errors import LeaseExists, LeaseNotFound, Misuse, TooLarge
 from etcdfence.model import MemberStatus
@@ -195,6 +195,8 @@ def _range(kvs: tuple[KeyValue, ...], request: Range) -> RangeReply:
     count = len(found)
     if request.count_only:
         return RangeReply((), count)
+    if request.max_create:
+        found = tuple(kv for kv in found if kv.create_revision <= request.max_create)
     if request.order is not Order.KEY:
         descending = request.order is Order.CREATE_DESCENDING
         found = tuple(sorted(found, key=lambda kv: -kv.create_revision if descending else kv.create_revision))
@@ -298,11 +300,17 @@ def restarted(state: State) -> State:
 # --- history -----------------------------------------------------------------------------------------------
 
 
-def _wait_gone(state: State, request: WaitGone) -> tuple[State, Waited | Pending]:
+def _wait(state: State, request: Wait) -> tuple[State, Waited | Pending]:
     if request.from_revision < state.compacted:
         return state, Waited.COMPACTED
-    gone = any(key == request.key and at >= request.from_revision for at, key in state.deletions)
-    return state, Waited.GONE if gone else PENDING
+    start, end = request.key, request.range_end
+    gone = any(at >= request.from_revision and _within(key, start, end) for at, key in state.deletions)
+    put = request.puts and any(kv.mod_revision >= request.from_revision for kv in _slice(state.kvs, start, end))
+    return state, Waited.WOKEN if gone or put else PENDING
+
+
+def _within(key: bytes, start: bytes, end: bytes) -> bool:
+    return key == start if not end else start <= key and (key < end or end == b"\0")
 
 
 def compact(state: State, revision: int) -> State:
@@ -331,6 +339,6 @@ _STEPS: Final[dict[type[Request[Any]], Callable[[State, Any], tuple[State, Any]]
     Revoke: _revoke,
     TimeToLive: _time_to_live,
     KeepAlive: _keep_alive,
-    WaitGone: _wait_gone,
+    Wait: _wait,
     Members: _members,
 }

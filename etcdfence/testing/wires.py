@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
-from etcdfence._requests import Request, Waited, WaitGone
+from etcdfence._requests import Request, Wait, Waited
 from etcdfence.errors import Closed, OutcomeUnknown
 from etcdfence.testing import memory
 from etcdfence.testing.clock import VirtualClock
@@ -76,7 +76,7 @@ class MemoryEtcd:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def wait(self, wait: Wait) -> Waited:
+    def wait(self, wait: Waiting) -> Waited:
         """Look again after every change until there is an answer."""
         if self.clock.mine:
             return self._wait_moving_the_clock(wait)
@@ -86,7 +86,7 @@ class MemoryEtcd:
                     raise stuck()
             return found
 
-    def _wait_moving_the_clock(self, wait: Wait) -> Waited:
+    def _wait_moving_the_clock(self, wait: Waiting) -> Waited:
         while (found := wait.look()) is None:
             ends = [lease.expires for lease in self._state.leases]
             self.clock.advance_to_event(min([wait.until, *ends]))
@@ -113,10 +113,10 @@ class MemoryEtcd:
         return reply
 
 
-class Wait:
-    """A wait for a key to go, looked at after every change."""
+class Waiting:
+    """A wait, looked at after every change."""
 
-    def __init__(self, etcd: MemoryEtcd, request: WaitGone) -> None:
+    def __init__(self, etcd: MemoryEtcd, request: Wait) -> None:
         self._etcd, self._request = etcd, request
         self.until = etcd.clock.now() + request.timeout
         self.interrupted = False
@@ -133,7 +133,7 @@ class Wait:
 class _Transport:
     def __init__(self, etcd: MemoryEtcd) -> None:
         self._etcd = etcd
-        self._waits: set[Wait] = set()
+        self._waits: set[Waiting] = set()
         self._closed = self._interrupted = False
 
     def interrupt(self) -> None:
@@ -146,10 +146,10 @@ class _Transport:
         if self._closed:
             raise Closed("this coordinator is closed")
 
-    def _begin(self, request: WaitGone) -> Wait:
+    def _begin(self, request: Wait) -> Waiting:
         if self._interrupted:
             raise Closed("this coordinator is being closed")
-        wait = Wait(self._etcd, request)
+        wait = Waiting(self._etcd, request)
         self._waits.add(wait)
         return wait
 
@@ -159,7 +159,7 @@ class MemoryTransport(_Transport):
 
     def call(self, request: Request[T], within: float) -> T:  # noqa: ARG002 - an answer takes no time
         self._require_open()
-        if not isinstance(request, WaitGone):
+        if not isinstance(request, Wait):
             return self._etcd.answer(request)
         wait = self._begin(request)
         try:
@@ -178,7 +178,7 @@ class AsyncMemoryTransport(_Transport):
     async def call(self, request: Request[T], within: float) -> T:  # noqa: ARG002 - an answer takes no time
         self._require_open()
         await asyncio.sleep(0)  # a point at which a cancellation can come, as on any wire
-        if not isinstance(request, WaitGone):
+        if not isinstance(request, Wait):
             return self._etcd.answer(request)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 

@@ -22,8 +22,8 @@ from etcdfence._requests import (
     Revoke,
     TimeToLive,
     Txn,
+    Wait,
     Waited,
-    WaitGone,
 )
 from etcdfence.errors import EtcdFenceError, OutcomeUnknown, PermissionDenied, Unavailable
 from etcdfence.testing import memory, processes
@@ -328,7 +328,7 @@ class Moves:
                 store = self._same(expire(world.store, lease.id))
                 new = world._replace(store=store, events=world.events - 1)
                 yield Move(f"expires {lease.id}", Fault.EXPIRED, new)
-        waiting = any(isinstance(node.request, WaitGone) for node in world.nodes)
+        waiting = any(isinstance(node.request, Wait) for node in world.nodes)
         if waiting and Fault.COMPACTED in self._event_kinds and world.store.compacted < world.store.revision:
             store = self._same(compact(world.store, world.store.revision))
             yield Move("compacts", Fault.COMPACTED, world._replace(store=store, events=world.events - 1))
@@ -369,7 +369,7 @@ def _possible(request: Request[Any] | None, changing: bool) -> frozenset[Fault]:
     """The faults that make a difference to a request."""
     if isinstance(request, KeepAlive):
         return frozenset({Fault.LOST_REQUEST, Fault.LIED, Fault.DENIED})
-    if isinstance(request, WaitGone | TimeToLive) or (isinstance(request, Txn) and request.read_only):
+    if isinstance(request, Wait | TimeToLive) or (isinstance(request, Txn) and request.read_only):
         return frozenset({Fault.LOST_REQUEST, Fault.REFUSED, Fault.DENIED})
     found = {Fault.LOST_REQUEST, Fault.DELAYED, Fault.REFUSED, Fault.DENIED}
     if changing:

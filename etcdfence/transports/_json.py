@@ -26,8 +26,8 @@ from etcdfence._requests import (
     TimeToLiveReply,
     Txn,
     TxnReply,
+    Wait,
     Waited,
-    WaitGone,
 )
 from etcdfence.errors import EtcdFenceError, Unavailable
 from etcdfence.model import MemberStatus
@@ -107,6 +107,8 @@ def _range(request: Range) -> Document:
         document["limit"] = str(request.limit)
     if request.order in _SORT:
         document |= {"sort_order": _SORT[request.order], "sort_target": "CREATE"}
+    if request.max_create:
+        document["max_create_revision"] = str(request.max_create)
     return document | {name: True for name in ("keys_only", "count_only") if getattr(request, name)}
 
 
@@ -187,7 +189,7 @@ def first_word(stream: Iterable[Document]) -> Waited:
         if result.get("canceled"):
             raise Unavailable(f"etcd ended the watch: {result.get('cancel_reason') or 'no reason given'}")
         if result.get("events"):
-            return Waited.GONE
+            return Waited.WOKEN
     raise Unavailable("etcd ended the watch")
 
 
@@ -229,14 +231,13 @@ def _key_value(document: Document) -> KeyValue:
     )
 
 
-def watch(request: WaitGone) -> Document:
-    return {
-        "create_request": {
-            "key": text(request.key),
-            "start_revision": str(request.from_revision),
-            "filters": ["NOPUT"],
-        }
-    }
+def watch(request: Wait) -> Document:
+    create: Document = {"key": text(request.key), "start_revision": str(request.from_revision)}
+    if request.range_end:
+        create["range_end"] = text(request.range_end)
+    if not request.puts:
+        create["filters"] = ["NOPUT"]
+    return {"create_request": create}
 
 
 def documents(chunks: Iterable[bytes]) -> Iterator[Document]:

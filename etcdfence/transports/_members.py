@@ -25,8 +25,8 @@ from etcdfence._requests import (
     TimeToLive,
     TimeToLiveReply,
     Txn,
+    Wait,
     Waited,
-    WaitGone,
 )
 from etcdfence.errors import Closed, EtcdFenceError, Misuse, OutcomeUnknown, Unavailable
 from etcdfence.model import MemberStatus
@@ -147,20 +147,23 @@ def keep_alive_messages(request: KeepAlive) -> list[Any]:
     return [pb.LeaseKeepAliveRequest(ID=lease_id) for lease_id in request.lease_ids]
 
 
-def watch_message(request: WaitGone) -> Any:
+def watch_message(request: Wait) -> Any:
     create = pb.WatchCreateRequest(
-        key=request.key, start_revision=request.from_revision, filters=[pb.WatchCreateRequest.NOPUT]
+        key=request.key,
+        range_end=request.range_end,
+        start_revision=request.from_revision,
+        filters=[] if request.puts else [pb.WatchCreateRequest.NOPUT],
     )
     return pb.WatchRequest(create_request=create)
 
 
 def word_of(response: Any) -> Waited | None:
-    """What a message of a watch for one key's deletion says; None where it says nothing yet."""
+    """What a message of a watch says; None where it says nothing yet."""
     if response.compact_revision:
         return Waited.COMPACTED
     if response.canceled:
         raise Unavailable(f"etcd ended the watch: {response.cancel_reason or 'no reason given'}")
-    return Waited.GONE if response.events else None
+    return Waited.WOKEN if response.events else None
 
 
 def out_of_time(error: grpc.RpcError) -> bool:

@@ -100,6 +100,8 @@ def _fill_range(message: pb.RangeRequest, request: Range) -> None:
         message.count_only = True
     if request.order in _SORT:
         message.sort_order, message.sort_target = _SORT[request.order]
+    if request.max_create:
+        message.max_create_revision = request.max_create
 
 
 def txn_reply(txn: Txn, message: pb.TxnResponse) -> TxnReply:

@@ -36,8 +36,8 @@ from etcdfence._requests import (
     TimeToLiveReply,
     Txn,
     TxnReply,
+    Wait,
     Waited,
-    WaitGone,
 )
 from etcdfence.errors import Closed, EtcdFenceError, LeaseNotFound, Misuse, OutcomeUnknown, Unavailable
 from etcdfence.model import MemberStatus
@@ -158,7 +158,7 @@ class GatewayTransport:
             Revoke: self._revoke,
             TimeToLive: self._time_to_live,
             KeepAlive: self._keep_alive,
-            WaitGone: self._wait_gone,
+            Wait: self._wait,
             Members: self._members_status,
         }
 
@@ -175,12 +175,12 @@ class GatewayTransport:
                 if line is not None:
                     line.hang_up()
 
-    def expect(self, request: WaitGone) -> None:
+    def expect(self, request: Wait) -> None:
         """This wait is about to be called, in another thread; it may be hung up from now on."""
         with self._lock:
             self._waits.setdefault(id(request), None)
 
-    def hang_up(self, request: WaitGone) -> None:
+    def hang_up(self, request: Wait) -> None:
         """End one wait, from any thread: nobody waits for it any more. One that has ended is left alone, and so is
         whoever has its line (or its identity) now."""
         with self._lock:
@@ -251,7 +251,7 @@ class GatewayTransport:
                 raise _told(content, f"{reply.status_code} {reply.reason}", member)
             return read(content)
 
-    def _wait_gone(self, request: WaitGone, _within: float) -> Waited:
+    def _wait(self, request: Wait, _within: float) -> Waited:
         member = self._members[self._current]
         with self._mapped(member), self._under_way(request), member.line() as line, self._on(line, request):
             body = json.dumps(_json.watch(request))
@@ -274,7 +274,7 @@ class GatewayTransport:
             return word
 
     @contextmanager
-    def _under_way(self, request: WaitGone) -> Iterator[None]:
+    def _under_way(self, request: Wait) -> Iterator[None]:
         self.expect(request)
         try:
             yield
@@ -284,7 +284,7 @@ class GatewayTransport:
                 self._given_up.discard(id(request))
 
     @contextmanager
-    def _on(self, line: _Line, request: WaitGone) -> Iterator[None]:
+    def _on(self, line: _Line, request: Wait) -> Iterator[None]:
         """The wait has this line, until the line goes to somebody else."""
         with self._lock:
             self._waits[id(request)] = line

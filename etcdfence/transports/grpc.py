@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from etcdfence._requests import KeepAlive, KeepAliveReply, Request, Revoke, RevokeReply, Waited, WaitGone
+from etcdfence._requests import KeepAlive, KeepAliveReply, Request, Revoke, RevokeReply, Wait, Waited
 from etcdfence._requests import Members as AskMembers
 from etcdfence.errors import Closed, LeaseNotFound, Unavailable
 from etcdfence.model import MemberStatus
@@ -65,8 +65,8 @@ class GrpcTransport:
     def _other(self, request: Request[Any], within: float) -> Any:
         if isinstance(request, KeepAlive):
             return self._keep_alive(request, within)
-        if isinstance(request, WaitGone):
-            return self._wait_gone(request)
+        if isinstance(request, Wait):
+            return self._wait(request)
         if isinstance(request, AskMembers):
             return tuple(self._status(member, within) for member in self._members.all)
         raise TypeError(f"{request!r} is not for etcd")
@@ -81,7 +81,7 @@ class GrpcTransport:
         except (grpc.RpcError, ValueError) as error:
             raise self._members.failed(member, error) from error
 
-    def _wait_gone(self, request: WaitGone) -> Waited:
+    def _wait(self, request: Wait) -> Waited:
         member = self._members.current
         try:
             stream = member.watch(_members.watch_message(request), timeout=request.timeout, metadata=METADATA)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import grpc
 import grpc.aio
 
-from etcdfence._requests import KeepAlive, KeepAliveReply, Request, Revoke, RevokeReply, Txn, Waited, WaitGone
+from etcdfence._requests import KeepAlive, KeepAliveReply, Request, Revoke, RevokeReply, Txn, Wait, Waited
 from etcdfence._requests import Members as AskMembers
 from etcdfence.errors import Closed, LeaseNotFound, OutcomeUnknown, Unavailable
 from etcdfence.model import MemberStatus
@@ -100,8 +100,8 @@ class GrpcAioTransport:
     async def _other(self, request: Request[Any], within: float) -> Any:
         if isinstance(request, KeepAlive):
             return await self._keep_alive(request, within)
-        if isinstance(request, WaitGone):
-            return await self._wait_gone(request)
+        if isinstance(request, Wait):
+            return await self._wait(request)
         if isinstance(request, AskMembers):
             return tuple([await self._status(member, within) for member in self._members.all])
         raise TypeError(f"{request!r} is not for etcd")
@@ -115,7 +115,7 @@ class GrpcAioTransport:
         except (grpc.RpcError, ValueError) as error:
             raise self._members.failed(member, error) from error
 
-    async def _wait_gone(self, request: WaitGone) -> Waited:
+    async def _wait(self, request: Wait) -> Waited:
         if self._interrupted:
             raise Closed("this coordinator is being closed")
         member = self._members.current

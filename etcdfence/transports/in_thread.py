@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from etcdfence._aside import aside
-from etcdfence._requests import Request, WaitGone
+from etcdfence._requests import Request, Wait
 from etcdfence.errors import Closed
 from etcdfence.transports.gateway import GatewayTransport
 
@@ -30,7 +30,7 @@ class InThread:
     async def call(self, request: Request[T], within: float) -> T:
         if self._closed:
             raise Closed("this coordinator is closed")
-        if isinstance(request, WaitGone):
+        if isinstance(request, Wait):
             return cast("T", await self._wait(request, within))
         loop = asyncio.get_running_loop()
         try:
@@ -44,7 +44,7 @@ class InThread:
         task = asyncio.current_task()
         return self._closed and (task is None or not task.cancelling())
 
-    async def _wait(self, request: WaitGone, within: float) -> Any:
+    async def _wait(self, request: Wait, within: float) -> Any:
         self._transport.expect(request)
         try:
             return await aside(partial(self._transport.call, request, within), "etcdfence-wait")

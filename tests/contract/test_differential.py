@@ -30,8 +30,8 @@ from etcdfence._requests import (
     TimeToLive,
     TimeToLiveReply,
     Txn,
+    Wait,
     Waited,
-    WaitGone,
 )
 from etcdfence.errors import EtcdFenceError
 from etcdfence.server import LocalEtcd
@@ -128,9 +128,9 @@ class Beside(RuleBasedStateMachine):
         start = max(self.began + 1, self.state.revision - back)  # what was before is of another walk
         if start == self.state.compacted:  # releases differ: a key deleted then is told of, or forgotten
             start += 1
-        request = WaitGone(key, start, 2.0)
+        request = Wait(key, start, 2.0)
         if step(self.state, request)[1] is PENDING:
-            request = WaitGone(key, start, 0.02)
+            request = Wait(key, start, 0.02)
             self.both(request, lambda modelled, real: modelled is PENDING and real is Waited.TIMED_OUT)
         else:
             self.both(request)

@@ -30,8 +30,8 @@ from etcdfence._requests import (
     TimeToLive,
     TimeToLiveReply,
     Txn,
+    Wait,
     Waited,
-    WaitGone,
 )
 from etcdfence.server import free_ports
 from etcdfence.transports import _json, gateway
@@ -102,7 +102,7 @@ GONE = enveloped(created=True, header={"revision": "7"}) + enveloped(
 def test_a_watch_in_pieces(size: int) -> None:
     pieces = [GONE[start : start + size] for start in range(0, len(GONE), size)]
     with answering(always(200, *pieces)) as wire:
-        assert wire.call(WaitGone(b"k", 1, 5.0), 5) is Waited.GONE
+        assert wire.call(Wait(b"k", 1, 5.0), 5) is Waited.WOKEN
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_a_watch_in_pieces(size: int) -> None:
 def test_what_a_watch_may_say(chunks: list[bytes], expected: Any) -> None:
     with answering(always(200, *chunks)) as wire:
         if isinstance(expected, Waited):
-            assert wire.call(WaitGone(b"k", 1, 5.0), 5) is expected
+            assert wire.call(Wait(b"k", 1, 5.0), 5) is expected
         else:
             with pytest.raises(expected):
-                wire.call(WaitGone(b"k", 1, 5.0), 5)
+                wire.call(Wait(b"k", 1, 5.0), 5)
 
 
 def test_fields_that_are_zero_are_left_out() -> None:
@@ -244,7 +244,7 @@ def test_a_wait_interrupted_before_it_is_sent_is_not_sent(endpoint: str, monkeyp
         monkeypatch.setattr(gateway._Line, "post", interrupted)
         began = time.monotonic()
         with pytest.raises(Closed):
-            wire.call(WaitGone(b"/nobody's", 2**62, 30.0), 5)
+            wire.call(Wait(b"/nobody's", 2**62, 30.0), 5)
         assert time.monotonic() - began < 5
         monkeypatch.undo()
         wire.close()

@@ -23,8 +23,8 @@ from etcdfence._requests import (
     Target,
     TimeToLive,
     Txn,
+    Wait,
     Waited,
-    WaitGone,
 )
 from etcdfence.errors import (
     Closed,
@@ -148,7 +148,7 @@ def test_a_wait_that_is_interrupted_before_it_was_answered_ends(
 
         def wait() -> None:
             try:
-                outcome.append(wire.call(WaitGone(key, 1, 30), 5))
+                outcome.append(wire.call(Wait(key, 1, 30), 5))
             except Exception as error:  # the test looks at it
                 outcome.append(type(error))
 
@@ -265,22 +265,22 @@ def test_after_a_failure_the_next_member_is_asked(endpoint: str, open_wire: Open
 
 def test_waiting_for_a_key_to_go(wire: Wire, store: Any, key: bytes) -> None:
     revision = wire.call(Txn((), (Put(key, b"v"),)), 5).header.revision
-    assert wire.call(WaitGone(key, revision + 1, 0.2), 5) is Waited.TIMED_OUT
+    assert wire.call(Wait(key, revision + 1, 0.2), 5) is Waited.TIMED_OUT
     said: list[Waited] = []
-    thread = threading.Thread(target=lambda: said.append(wire.call(WaitGone(key, revision + 1, 20), 5)))
+    thread = threading.Thread(target=lambda: said.append(wire.call(Wait(key, revision + 1, 20), 5)))
     thread.start()
     store.put(key, b"another value does not wake")
     store.delete(key)
     thread.join(10)
-    assert said == [Waited.GONE]
-    assert wire.call(WaitGone(key, revision + 1, 5), 5) is Waited.GONE  # it went before we asked
+    assert said == [Waited.WOKEN]
+    assert wire.call(Wait(key, revision + 1, 5), 5) is Waited.WOKEN  # it went before we asked
 
 
 def test_waiting_from_a_compacted_revision(wire: Wire, store: Any, key: bytes) -> None:
     for n in range(5):
         wire.call(Txn((), (Put(key, b"%d" % n),)), 5)
     store.compact()
-    assert wire.call(WaitGone(key, 1, 5), 5) is Waited.COMPACTED
+    assert wire.call(Wait(key, 1, 5), 5) is Waited.COMPACTED
 
 
 def test_closing_ends_a_wait(wire: Wire, key: bytes) -> None:
@@ -289,7 +289,7 @@ def test_closing_ends_a_wait(wire: Wire, key: bytes) -> None:
 
     def wait() -> None:
         try:
-            wire.call(WaitGone(key, revision + 1, 30), 5)
+            wire.call(Wait(key, revision + 1, 30), 5)
         except Exception as error:  # the test looks at it
             outcome.append(error)
 
@@ -309,7 +309,7 @@ def test_closing_ends_a_wait(wire: Wire, key: bytes) -> None:
 @pytest.mark.parametrize(
     ("ask", "expected"),
     [
-        (lambda key: WaitGone(key, 1, 0.5), Waited.TIMED_OUT),
+        (lambda key: Wait(key, 1, 0.5), Waited.TIMED_OUT),
         (lambda _: KeepAlive((1,), 0.5), OutcomeUnknown),
         (lambda _: TimeToLive(1, timeout=0.5), OutcomeUnknown),
         (lambda key: Txn((), (Put(key, b"v"),), timeout=0.5), OutcomeUnknown),

@@ -20,7 +20,7 @@ import pytest
 import etcdfence
 from etcdfence import AsyncCoordinator, Held, LeaseLost, LossReason, Misuse, Superseded, Unavailable
 from etcdfence._connect import over_async
-from etcdfence._requests import Request, Waited, WaitGone
+from etcdfence._requests import Request, Wait, Waited
 from etcdfence.server import LocalEtcd
 from etcdfence.transports.gateway import GatewayTransport
 from etcdfence.transports.grpc import GrpcTransport
@@ -386,7 +386,7 @@ def test_cancelled_reads_cost_no_server(own_etcd: LocalEtcd, namespace: str) -> 
 def test_a_wait_hung_up_too_late_disturbs_nobody(endpoint: str, raw: Raw, namespace: str) -> None:
     """What is given up after it has ended must not be taken for a later wait that lies at the same place."""
     wire = GatewayTransport([endpoint])
-    ended = WaitGone(f"/{namespace}/k".encode(), raw.revision() + 1, 0.05)
+    ended = Wait(f"/{namespace}/k".encode(), raw.revision() + 1, 0.05)
     assert wire.call(ended, 5) is Waited.TIMED_OUT
     wire.hang_up(ended)
     assert wire.call(ended, 5) is Waited.TIMED_OUT

@@ -19,8 +19,8 @@ from etcdfence._requests import (
     Revoke,
     RevokeReply,
     TxnReply,
+    Wait,
     Waited,
-    WaitGone,
 )
 from etcdfence.server import LocalEtcd
 
@@ -260,7 +260,7 @@ def test_a_waiter_whose_history_was_compacted_reads_anew(taped: Taped, coordinat
         return found[0]
 
     found: list[Any] = []
-    tape.fault(a(WaitGone), act)
+    tape.fault(a(Wait), act)
     began = time.monotonic()
     with waiter.acquire("job", wait=20) as mine:
         assert time.monotonic() - began < 5

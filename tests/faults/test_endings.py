@@ -405,20 +405,20 @@ def test_closing_while_workers_leave_their_blocks(connect: Connect, raw: Raw) ->
 
 def test_waiting_outlasts_patience(taped: Taped, connect: Connect) -> None:
     """A watch that breaks after a long wait is no reason to give up."""
-    from etcdfence._requests import WaitGone
+    from etcdfence._requests import Wait
 
     holder = connect().acquire("job")
     coordinator, tape = taped(patience=0.3)
     broken: list[float] = []
 
-    def act(_tape: Tape, _request: WaitGone, _within: float) -> object:
+    def act(_tape: Tape, _request: Wait, _within: float) -> object:
         broken.append(1)
         if len(broken) == 4:
             holder.release()
         threading.Event().wait(0.2)
         raise OutcomeUnknown("the watch broke")
 
-    tape.fault(a(WaitGone), act, once=False)
+    tape.fault(a(Wait), act, once=False)
     with coordinator.acquire("job", wait=30) as lease:
         assert lease.generation > holder.generation
     assert len(broken) >= 4

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from etcdfence._records import AttemptRecord, ProvenanceRecord, RefusalRecord, Unreadable, owner_of, read
-from etcdfence._requests import Delete, Grant, KeyValue, Put, WaitGone
+from etcdfence._requests import Delete, Grant, KeyValue, Put, Wait
 from etcdfence.model import Verdict
 from etcdfence.testing.explore import Applied, Invariant, Restore, World
 from etcdfence.testing.memory import State
@@ -376,7 +376,7 @@ ENDS_ARE_TRUE = Invariant("an ending that was acknowledged was applied", always=
 
 
 def _asleep(world: World) -> str | None:
-    waiting = [node.program.name for node in world.nodes if isinstance(node.request, WaitGone)]
+    waiting = [node.program.name for node in world.nodes if isinstance(node.request, Wait)]
     return f"{waiting} wait at rest for a task that is free" if waiting and not _attempt_of(world.store) else None
 
 

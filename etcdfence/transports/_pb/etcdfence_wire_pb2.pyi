@@ -35,7 +35,7 @@ class KeyValue(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., create_revision: _Optional[int] = ..., mod_revision: _Optional[int] = ..., version: _Optional[int] = ..., value: _Optional[bytes] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class RangeRequest(_message.Message):
-    __slots__ = ("key", "range_end", "limit", "sort_order", "sort_target", "keys_only", "count_only")
+    __slots__ = ("key", "range_end", "limit", "sort_order", "sort_target", "keys_only", "count_only", "max_create_revision")
     class SortOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[RangeRequest.SortOrder]
@@ -63,6 +63,7 @@ class RangeRequest(_message.Message):
     SORT_TARGET_FIELD_NUMBER: _ClassVar[int]
     KEYS_ONLY_FIELD_NUMBER: _ClassVar[int]
     COUNT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    MAX_CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     range_end: bytes
     limit: int
@@ -70,7 +71,8 @@ class RangeRequest(_message.Message):
     sort_target: RangeRequest.SortTarget
     keys_only: bool
     count_only: bool
-    def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ..., limit: _Optional[int] = ..., sort_order: _Optional[_Union[RangeRequest.SortOrder, str]] = ..., sort_target: _Optional[_Union[RangeRequest.SortTarget, str]] = ..., keys_only: bool = ..., count_only: bool = ...) -> None: ...
+    max_create_revision: int
+    def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ..., limit: _Optional[int] = ..., sort_order: _Optional[_Union[RangeRequest.SortOrder, str]] = ..., sort_target: _Optional[_Union[RangeRequest.SortTarget, str]] = ..., keys_only: bool = ..., count_only: bool = ..., max_create_revision: _Optional[int] = ...) -> None: ...
 
 class RangeResponse(_message.Message):
     __slots__ = ("header", "kvs", "more", "count")
