@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,7 +51,14 @@ ends = st.sampled_from(ENDS)
 values = st.sampled_from([b"", b"x", b"y"])
 puts = st.builds(Put, keys | st.just(b""), values, st.sampled_from([0, 0, *LEASES]))
 ranges = st.builds(
-    Range, keys, ends, st.sampled_from([0, 0, 1, 2]), st.sampled_from(Order), st.booleans(), st.booleans()
+    Range,
+    keys,
+    ends,
+    st.sampled_from([0, 0, 1, 2]),
+    st.sampled_from(Order),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 4),
 )
 deletes = st.builds(Delete, keys, ends)
 Drawn = tuple[Target, bytes, int, bytes, bytes]
@@ -87,7 +95,16 @@ class Beside(RuleBasedStateMachine):
     def transaction(
         self, drawn: list[Drawn], success: tuple[Operation, ...], failure: tuple[Operation, ...]
     ) -> None:
+        success, failure = self.bounded(success), self.bounded(failure)
         self.both(Txn(tuple(map(self.compare, drawn)), success, failure))
+
+    def bounded(self, branch: tuple[Operation, ...]) -> tuple[Operation, ...]:
+        """A bound on create revisions is drawn as the place of a present key."""
+        created = [0, *[kv.create_revision for kv in self.state.kvs]]
+        return tuple(
+            replace(one, max_create=created[one.max_create % len(created)]) if isinstance(one, Range) else one
+            for one in branch
+        )
 
     def compare(self, drawn: Drawn) -> Compare:
         """Numbers are drawn as places in a list of those that mean something now: which ones there are depends on
@@ -123,14 +140,15 @@ class Beside(RuleBasedStateMachine):
     def keep_alive(self, leases: tuple[int, ...]) -> None:
         self.both(KeepAlive(leases, 5.0))
 
-    @rule(back=st.integers(-1, 8), key=keys)
-    def wait_gone(self, back: int, key: bytes) -> None:
+    @rule(back=st.integers(-1, 8), key=keys, end=ends, puts=st.booleans())
+    def wait(self, back: int, key: bytes, end: bytes, puts: bool) -> None:
         start = max(self.began + 1, self.state.revision - back)  # what was before is of another walk
         if start == self.state.compacted:  # releases differ: a key deleted then is told of, or forgotten
             start += 1
-        request = Wait(key, start, 2.0)
+        end = end if end > key or end == b"\0" else b""  # etcd ends a watch over nothing at once
+        request = Wait(key, start, 2.0, end, puts)
         if step(self.state, request)[1] is PENDING:
-            request = Wait(key, start, 0.02)
+            request = Wait(key, start, 0.02, end, puts)
             self.both(request, lambda modelled, real: modelled is PENDING and real is Waited.TIMED_OUT)
         else:
             self.both(request)

@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -274,6 +275,28 @@ def test_waiting_for_a_key_to_go(wire: Wire, store: Any, key: bytes) -> None:
     thread.join(10)
     assert said == [Waited.WOKEN]
     assert wire.call(Wait(key, revision + 1, 5), 5) is Waited.WOKEN  # it went before we asked
+
+
+def test_waiting_for_any_change_below_a_key(wire: Wire, store: Any, key: bytes) -> None:
+    revision = wire.call(Txn((), (Put(key + b"/a", b"v"),)), 5).header.revision
+    changes = Wait(key + b"/", revision + 1, 20, key + b"0", puts=True)
+    assert wire.call(replace(changes, timeout=0.2), 5) is Waited.TIMED_OUT
+    said: list[Waited] = []
+    thread = threading.Thread(target=lambda: said.append(wire.call(changes, 5)))
+    thread.start()
+    store.put(key + b"0", b"outside of it")
+    store.put(key + b"/b", b"inside")
+    thread.join(10)
+    assert said == [Waited.WOKEN]
+    assert wire.call(replace(changes, puts=False, timeout=0.2), 5) is Waited.TIMED_OUT
+
+
+def test_a_range_leaves_out_younger_keys(wire: Wire, key: bytes) -> None:
+    made = [wire.call(Txn((), (Put(key + b"/%d" % n, b""),)), 5).header.revision for n in range(4)]
+    older = Range(key + b"/", key + b"0", 1, Order.CREATE_DESCENDING, max_create=made[2] - 1)
+    found = wire.call(Txn((), (older,)), 5).reads[0]
+    assert [kv.create_revision for kv in found.kvs] == [made[1]]
+    assert found.count == 4
 
 
 def test_waiting_from_a_compacted_revision(wire: Wire, store: Any, key: bytes) -> None:
