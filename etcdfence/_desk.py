@@ -10,9 +10,9 @@ from typing import Any, Final
 from etcdfence import _timing
 from etcdfence._engine import Engine
 from etcdfence._flows import leases
-from etcdfence._txns import Tenure
+from etcdfence._txns import Taken, Tenure
 from etcdfence.errors import Held, Misuse
-from etcdfence.model import Owner, TaskName, checked_name
+from etcdfence.model import TaskName, checked_name
 
 CLOSE_SECONDS: Final = 10.0  # for an explicit close(); leases not given back by then end with their TTL
 
@@ -58,6 +58,7 @@ class Desk:
             pid=self._identity.pid,
             ttl=_timing.checked_ttl(ttl),
             epoch=self._epoch,
+            ours=self._engine.lease_ids(),
         )
 
     def _until(self, wait: float | None) -> float | None:
@@ -66,12 +67,12 @@ class Desk:
 
     def _won(self, bid: leases.Bid, tenure: Tenure) -> None:
         """The tenure's etcd lease is no longer the bid's to withdraw; the epoch may have been raised meanwhile."""
-        bid.lease_ids.remove(tenure.guard.lease_id)
+        bid.taken_up(tenure)
         guard = tenure.guard
         self._epoch = leases.Epoch(guard.epoch_key, guard.epoch_value, tenure.epoch)
 
-    def _held(self, wish: leases.Wish, owner: Owner | None) -> Held:
-        ours = {holding.tenure.guard.lease_id for holding in self._engine.holdings()}
-        mine = owner is not None and owner.lease_id in ours
+    def _held(self, wish: leases.Wish, taken: Taken) -> Held:
+        owner = taken.owner
+        mine = owner is not None and owner.lease_id in self._engine.lease_ids()
         namesake = owner is not None and owner.holder == wish.holder and not mine
-        return Held(wish.keys.task, owner, mine=mine, namesake=namesake)
+        return Held(wish.keys.task, owner, mine=mine, namesake=namesake, line=taken.line)

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import TypeVar
 
 from etcdfence._flow import Caller, Flow, drive
-from etcdfence._flows import fencing, leases, tasks
+from etcdfence._flows import fencing, leases, tasks, turns
 from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
 from etcdfence._host import Bounded, Clock, Host
@@ -171,6 +171,10 @@ class Engine:
         with self._lock:
             return list(self._holdings.values())
 
+    def lease_ids(self) -> frozenset[int]:
+        """The etcd leases of everything that is held here."""
+        return frozenset(holding.tenure.guard.lease_id for holding in self.holdings())
+
     def require_live(self, holding: Holding) -> None:
         """A handle that was given back is refused here, or one whose store is known to be another. Whatever else
         this process believes, etcd is asked."""
@@ -234,18 +238,18 @@ class Engine:
     def withdraw(self, bid: leases.Bid, wish: leases.Wish, *, here: bool) -> None:
         """Undo what an acquire left behind. Where etcd does not answer, or not `here`, go on in the background for
         as long as the leases can live; after that nothing of the bid can land any more."""
-        if not bid.lease_ids or self.host.forked:
+        if not bid.open or self.host.forked:
             return
 
         def undo(seconds: float) -> None:
             try:
-                self.finish(lambda pace: leases.withdraw(bid, pace), seconds)
+                self.finish(lambda pace: turns.withdraw(bid, pace), seconds)
             except EtcdFenceError as error:
                 log.info("an abandoned claim of %s is not undone yet: %s", wish.keys.task, error)
 
         if here and not (bid.doubtful or bid.unanswered):
             undo(1.0)
-        if bid.lease_ids:
+        if bid.open:
             self._in_background("etcdfence-withdraw", lambda: undo(wish.ttl))
 
     def _in_background(self, name: str, action: Callable[[], None]) -> None:

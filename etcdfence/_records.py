@@ -66,6 +66,16 @@ class OwnerRecord(Record):
     epoch: int
 
 
+class WaiterRecord(Record):
+    """Who is in line. The entry hangs on a lease that its waiter renews, so that it ends with the waiter."""
+
+    attempt: str
+    holder: str
+    host: str
+    pid: int
+    since: str
+
+
 class End(BaseModel):
     """How an attempt ended; `write` is the id of the commit that ended it, `generation` its tenure."""
 

@@ -13,7 +13,7 @@ Rules that hold for all of them:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -25,6 +25,7 @@ from etcdfence._records import (
     ProvenanceRecord,
     TaskRecord,
     Unreadable,
+    WaiterRecord,
     owner_of,
     read,
 )
@@ -107,7 +108,8 @@ def must_fail(epoch_key: bytes) -> tuple[Txn, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one attempt asks for. The etcd lease has been granted; the attempt id is fresh."""
+    """What one attempt asks for. The etcd lease has been granted; the attempt id is fresh. `wait_lease` is what
+    its place in line hangs on, `place` the create revision of its entry there (0: it is not in line)."""
 
     keys: TaskKeys
     attempt: AttemptRecord
@@ -115,27 +117,35 @@ class Claim:
     lease_id: int
     epoch_key: bytes
     epoch_value: bytes
+    wait_lease: int = 0
+    place: int = 0
 
     @property
     def attempt_key(self) -> bytes:
         return self.keys.attempt(self.attempt.attempt)
 
+    @property
+    def entry_key(self) -> bytes:
+        return self.keys.queue + self.attempt.attempt.encode()
+
 
 def claim(ask: Claim) -> Txn:
-    """Take the task if nobody has it, nobody is in line or named for it, and this attempt never ran.
+    """Take the task if nobody has it, it is kept for nobody, and this attempt never ran; and if nobody is in line,
+    or the own entry is still there. Whoever claims from the line has seen itself at its head, which it stays.
 
     The compare on the attempt key is what makes a repeated or late claim harmless: one attempt has at most
     one tenure, ever. The owner key is read back after its put, in the same branch: the generation is its own
     mod revision.
     """
     keys, attempt = ask.keys, ask.attempt.to_bytes()
+    in_line = Compare(Target.CREATE, ask.entry_key, ask.place)
     return Txn(
         compares=(
             absent(keys.owner),
             absent(ask.attempt_key),
             absent(keys.closed),
             Compare(Target.VALUE, ask.epoch_key, ask.epoch_value),
-            nothing_below(keys.queue),
+            in_line if ask.place else nothing_below(keys.queue),
             absent(keys.reserve),
         ),
         success=(
@@ -145,14 +155,25 @@ def claim(ask: Claim) -> Txn:
             Put(ask.attempt_key, attempt),
             Put(keys.last, attempt),
             Range(keys.owner),
+            *([Delete(ask.entry_key)] if ask.place else []),
         ),
-        failure=(
-            Range(keys.owner),
-            Range(ask.attempt_key),
-            Range(keys.closed),
-            Range(ask.epoch_key),
-            Range(keys.record),
-        ),
+        failure=standing_of(ask),
+    )
+
+
+def standing_of(ask: Claim) -> tuple[Range, ...]:
+    """What says how an attempt stands: with the task, and in its line."""
+    keys = ask.keys
+    ahead = below(keys.queue, limit=1, order=Order.CREATE_DESCENDING, keys_only=True)
+    return (
+        Range(keys.owner),
+        Range(ask.attempt_key),
+        Range(keys.closed),
+        Range(ask.epoch_key),
+        Range(keys.record),
+        Range(keys.reserve, keys_only=True),
+        Range(ask.entry_key, keys_only=True),
+        replace(ahead, max_create=ask.place - 1) if ask.place else replace(ahead, limit=2),
     )
 
 
@@ -187,10 +208,24 @@ class OtherEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """By an owner, or (None) by a line or a reserve. `owner_key` and `revision` are where to wait from."""
+    """By an owner, by others in line, or kept for somebody. `line` counts those in line; `place` is the create
+    revision of the own entry (0: none), `ahead` the entry before it; `revision` is where to wait from."""
 
     owner: Owner | None
     revision: int
+    reserved: bool = False
+    line: int = 0
+    place: int = 0
+    ahead: bytes | None = None
+
+    @property
+    def my_turn(self) -> bool:
+        return bool(self.place) and not (self.owner or self.reserved or self.ahead)
+
+    def blocking(self, keys: TaskKeys) -> bytes:
+        """The one key that whoever is in line waits for: the entry ahead; at the head the owner, or the
+        reserve."""
+        return self.ahead or (keys.owner if self.owner else keys.reserve)
 
 
 ClaimAnswer = Won | Ran | Shut | OtherEpoch | Taken
@@ -202,14 +237,56 @@ def claim_answer(ask: Claim, reply: TxnReply) -> ClaimAnswer:
         if owner is None:  # etcd reads its own put back; anything else is not etcd
             raise EtcdFenceError("etcd accepted the claim but did not return the owner key")
         return Won(owner.mod_revision, reply.header.cluster_id, record, last)
-    owner, attempt, closed, epoch, record = (found.first for found in reply.reads)
+    return stands(ask, reply)
+
+
+def stands(ask: Claim, reply: TxnReply) -> Ran | Shut | OtherEpoch | Taken:
+    """What the reads of `standing_of` say."""
+    owner, attempt, closed, epoch, record, reserve, entry = (found.first for found in reply.reads[:7])
+    before = reply.reads[7]
     if attempt is not None:
         return Ran(_mine(ask, owner), attempt.create_revision, reply.header.cluster_id, record)
     if closed is not None:
         return Shut(closed_state(closed) or "its closing record cannot be read", record)
     if epoch is None or epoch.value != ask.epoch_value:
         return OtherEpoch(epoch)
-    return Taken(owner_of(owner) if owner else None, reply.header.revision)
+    return Taken(
+        owner_of(owner) if owner else None,
+        reply.header.revision,
+        reserve is not None,
+        before.count,
+        entry.create_revision if entry else 0,
+        next((kv.key for kv in before.kvs if kv.key != ask.entry_key), None),
+    )
+
+
+def enter(ask: Claim) -> Txn:
+    """Get in line: an entry on the wait lease, once. The compare on the attempt key is what keeps a late try from
+    leaving an entry behind: an attempt that has run, or was sealed, has no place in line."""
+    attempt = ask.attempt
+    waiter = WaiterRecord(
+        attempt=attempt.attempt,
+        holder=attempt.holder,
+        host=attempt.host,
+        pid=attempt.pid,
+        since=attempt.started,
+    )
+    unknown_yet = standing_of(replace(ask, place=0))
+    return Txn(
+        compares=(
+            absent(ask.entry_key),
+            absent(ask.attempt_key),
+            absent(ask.keys.closed),
+            Compare(Target.VALUE, ask.epoch_key, ask.epoch_value),
+        ),
+        success=(Put(ask.entry_key, waiter.to_bytes(), ask.wait_lease), *unknown_yet),
+        failure=unknown_yet,
+    )
+
+
+def leave(ask: Claim) -> Txn:
+    """Give up the place in line, where every try of this attempt was answered. (Else it is sealed.)"""
+    return Txn((Compare(Target.CREATE, ask.entry_key, ask.place),), (Delete(ask.entry_key),))
 
 
 def _mine(ask: Claim, owner: KeyValue | None) -> int | None:
@@ -229,11 +306,12 @@ def task_result(record: KeyValue | None) -> object:
 
 
 def seal(ask: Claim) -> Txn:
-    """Create the attempt key as sealed, so that a claim of it which is still on its way can never land."""
+    """Create the attempt key as sealed, so that no request of it which is still on its way can land: no claim, and
+    no entry in line. One that is there goes."""
     sealed = ask.attempt.model_copy(update={"sealed": True})
     return Txn(
         (absent(ask.attempt_key),),
-        (Put(ask.attempt_key, sealed.to_bytes()),),
+        (Put(ask.attempt_key, sealed.to_bytes()), Delete(ask.entry_key)),
         (Range(ask.keys.owner), Range(ask.keys.record), Range(ask.attempt_key)),
     )
 
@@ -269,6 +347,7 @@ class Tenure:
     granted_at: float
     cluster_id: int
     record: KeyValue | None = None
+    shared: bool = False  # its etcd lease is a session's
 
     @property
     def task(self) -> str:

@@ -64,19 +64,24 @@ class Closed(Misuse):
 class Held(Refused):
     """Somebody owns the task. `owner` says who, `mine` whether it is this coordinator.
 
-    `owner` is None when nobody owns it yet but others are ahead in line. `namesake`: the owner goes by the same
-    holder name but is another worker; names are for people and decide nothing, two workers should not share one.
+    `owner` is None when nobody owns it at the moment but others are ahead in line, or it is kept for somebody;
+    `line` is how many were in line. What this coordinator owns (`mine`) it never waits for: handles may be used by
+    all of its threads and tasks, so it would wait for itself. `namesake`: the owner goes by the same holder
+    name but is another worker; names are for people and decide nothing, two workers should not share one.
     """
 
     advice = "Wait with acquire(), look at the present owner with describe(), or leave the task alone."
 
-    def __init__(self, task: str, owner: Owner | None, *, mine: bool = False, namesake: bool = False) -> None:
-        self.task, self.owner, self.mine, self.namesake = task, owner, mine, namesake
-        super().__init__(f"{task} is {self._by()}; no new attempt was begun")
+    def __init__(
+        self, task: str, owner: Owner | None, *, mine: bool = False, namesake: bool = False, line: int = 0
+    ) -> None:
+        self.task, self.owner, self.mine, self.namesake, self.line = task, owner, mine, namesake, line
+        waiting = f"; {line} in line" if line else ""
+        super().__init__(f"{task} is {self._by()}{waiting}; no new attempt was begun")
 
     def _by(self) -> str:
         if self.owner is None:
-            return "kept for others who are ahead in line"
+            return "kept for others who are ahead in line" if self.line else "kept for a named worker"
         whose = "this coordinator" if self.mine else f"{self.owner.holder!r} on {self.owner.host}"
         clash = ", another worker under the same name" if self.namesake else ""
         return f"owned by {whose}{clash} with generation {self.owner.generation}"
@@ -174,6 +179,12 @@ class TooLarge(Refused):
     """The write exceeds what one etcd transaction takes (by default 1.5 MiB or 128 operations)."""
 
     advice = "Store less in one write: split the keys over several fenced writes, or keep large values elsewhere."
+
+
+class SessionLost(Refused):
+    """The session's etcd lease is gone, and with it every lease that was acquired in it."""
+
+    advice = "Open another session(); the tasks are free for whoever claims them first."
 
 
 class LeaseNotFound(Refused):

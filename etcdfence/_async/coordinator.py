@@ -12,7 +12,7 @@ from etcdfence._async.lease import AsyncLease
 from etcdfence._async.opening import Opening
 from etcdfence._desk import CLOSE_SECONDS, Desk, Identity
 from etcdfence._engine import EXIT_SECONDS
-from etcdfence._flows import fencing, leases, tasks
+from etcdfence._flows import fencing, leases, tasks, turns
 from etcdfence._requests import Members
 from etcdfence._txns import Tenure
 from etcdfence.errors import EtcdFenceError
@@ -94,10 +94,10 @@ class AsyncCoordinator(Desk):
     async def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
         bid = leases.Bid()
         try:
-            flow = leases.acquire(bid, wish, self._engine.patience, until)
+            flow = turns.acquire(bid, wish, self._engine.patience, until)
             outcome = await self._engine.adrive(flow, self._engine.async_host)
             if not isinstance(outcome, Tenure):
-                raise self._held(wish, outcome.owner)
+                raise self._held(wish, outcome)
             self._won(bid, outcome)
             return outcome
         finally:

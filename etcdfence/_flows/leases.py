@@ -7,7 +7,8 @@ a seal that creates its attempt key. A late claim then fails on that key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -30,7 +31,6 @@ from etcdfence._requests import (
     Revoke,
     Sleep,
     TimeToLive,
-    Wait,
 )
 from etcdfence.errors import (
     EtcdFenceError,
@@ -39,6 +39,7 @@ from etcdfence.errors import (
     LeaseNotFound,
     Misuse,
     OutcomeUnknown,
+    SessionLost,
     TaskClosed,
     Unavailable,
 )
@@ -49,9 +50,7 @@ if TYPE_CHECKING:
 
 READS_PER_REQUEST = 100  # owner keys in one renewal read; etcd takes 128 operations
 DIAGNOSES_PER_REQUEST = 20  # of five reads each
-LONGEST_WAIT = 30.0  # seconds for one watch; then the store is asked again
 LATE_GRANT = (0.1, 0.5)  # seconds after which to look again for a lease whose grant went unanswered
-BROKEN_WATCH = 0.2  # seconds before asking again after a watch that broke
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,8 @@ def prove_compares(epoch_key: bytes, pace: Pace) -> Flow[None]:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Who wants which task, for how long (`ttl` seconds) without a sign of life."""
+    """Who wants which task, for how long (`ttl` seconds) without a sign of life. `ours` are the etcd leases
+    that the same coordinator holds: what it owns it cannot wait for."""
 
     keys: TaskKeys
     holder: str
@@ -105,23 +105,65 @@ class Wish:
     pid: int
     ttl: int
     epoch: Epoch
+    ours: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A session's etcd lease: `granted` seconds, last renewed by a request sent at `renewed_at` (local clock)."""
+
+    lease_id: int
+    granted: int
+    renewed_at: float
 
 
 @dataclass(slots=True)
 class Bid:
-    """What one acquire has set in motion, noted before it is sent. `withdraw` undoes it."""
+    """What one acquire has set in motion, noted before it is sent. `turns.withdraw` undoes it.
 
+    lease_ids   etcd leases of its own; what it owns hangs on the last of them, unless it is `shared`
+    unanswered  those whose grant may still be on its way
+    granted     the TTL of the last one in seconds, `sent` the local clock at its last renewal
+    in_flight   a request of `ask` is under way
+    doubtful    a try of its claim went unanswered; `loose`: a try to get in line did
+    """
+
+    shared: Shared | None = None
     lease_ids: list[int] = field(default_factory=list[int])
-    unanswered: list[int] = field(default_factory=list[int])  # leases whose grant may still be on its way
+    unanswered: list[int] = field(default_factory=list[int])
     granted: int = 0
     sent: float = 0.0
     ask: _txns.Claim | None = None
     in_flight: bool = False
     doubtful: bool = False
+    loose: bool = False
 
     def not_granted(self, lease_id: int) -> None:
         self.lease_ids.remove(lease_id)
         self.unanswered.remove(lease_id)
+
+    def settled(self) -> None:
+        """Nothing of the present ask can land any more, and it has no place in line."""
+        self.ask = None
+        self.in_flight = self.doubtful = self.loose = False
+
+    def taken_up(self, tenure: _txns.Tenure) -> None:
+        """Somebody holds the tenure now, and the etcd lease that it hangs on: what is left is to be undone."""
+        self.settled()
+        if not tenure.shared:
+            self.lease_ids.remove(tenure.guard.lease_id)
+
+    @property
+    def present(self) -> _txns.Claim:
+        if self.ask is None:
+            raise LookupError("nothing was asked for")
+        return self.ask
+
+    @property
+    def open(self) -> bool:
+        """Whether something is left to undo."""
+        place = self.ask is not None and self.ask.place > 0
+        return bool(self.lease_ids) or self.in_flight or self.doubtful or self.loose or place
 
 
 def claim(bid: Bid, wish: Wish, pace: Pace) -> Flow[_txns.Tenure | _txns.Taken]:
@@ -131,32 +173,48 @@ def claim(bid: Bid, wish: Wish, pace: Pace) -> Flow[_txns.Tenure | _txns.Taken]:
     tells whether the first one was applied, and then the tenure is adopted. Where the answer could still be
     overtaken by the lost try, the attempt is sealed before anything is reported.
     """
-    yield from _grant(bid, wish.ttl, pace)
-    while True:
-        ask = yield from _ask(bid, wish)
+    if bid.shared is None:
+        yield from grant(bid, wish.ttl, pace)
+    outcome: Outcome = wish
+    while isinstance(outcome, Wish):
+        ask = yield from new_ask(bid, outcome)
         answer = yield from _settled_answer(bid, ask, pace)
-        match answer:
-            case None:  # the etcd lease ran out before the claim came through
-                yield from _grant(bid, wish.ttl, pace)
-            case _txns.Won(generation, _, _, predecessor):
-                yield from _mark_lost(wish, ask, generation, predecessor)
-                return _tenure(bid, wish, ask, generation, answer)
-            case _txns.Ran(int(generation)):
-                return _tenure(bid, wish, ask, generation, answer)
-            case _txns.Ran(_, began):  # applied, and over again before its answer was heard
-                over = Loss(LossReason.GONE)
-                yield from pace.again(LeaseLost(task=wish.keys.task, generation=began, loss=over, revision=None))
-            case _txns.OtherEpoch(KeyValue() as kv):
-                wish = replace(wish, epoch=epoch_from(kv))
-            case _txns.OtherEpoch():
-                raise Misuse("this namespace has no epoch (was the store wiped?); run: etcdfence init")
-            case _txns.Shut(state, record):
-                raise TaskClosed(wish.keys.task, state, _txns.task_result(record))
-            case _txns.Taken():
-                return answer
+        outcome = yield from outcome_of(bid, outcome, answer, pace)
+    return outcome
 
 
-def _grant(bid: Bid, ttl: int, pace: Pace) -> Flow[None]:
+Outcome = _txns.Tenure | _txns.Taken | Wish
+
+
+def outcome_of(bid: Bid, wish: Wish, answer: _txns.ClaimAnswer | None, pace: Pace) -> Flow[Outcome]:
+    """What an answer to an attempt means: a tenure, an answer to report, or the wish to make another attempt for.
+    None: the etcd lease granted last is gone."""
+    match answer:
+        case None:  # it ran out before the claim came through, or while in line
+            bid.lease_ids.pop()
+            yield from grant(bid, wish.ttl, pace)
+        case _txns.Won(generation, _, _, predecessor):
+            tenure = tenure_of(bid, generation, answer)
+            yield from _mark_lost(tenure, predecessor)
+            return tenure
+        case _txns.Ran(int(generation)):
+            return tenure_of(bid, generation, answer)
+        case _txns.Ran(_, began):  # applied, and over again before its answer was heard
+            bid.settled()
+            over = Loss(LossReason.GONE)
+            yield from pace.again(LeaseLost(task=wish.keys.task, generation=began, loss=over, revision=None))
+        case _txns.OtherEpoch(KeyValue() as kv):
+            return replace(wish, epoch=epoch_from(kv))
+        case _txns.OtherEpoch():
+            raise Misuse("this namespace has no epoch (was the store wiped?); run: etcdfence init")
+        case _txns.Shut(state, record):
+            raise TaskClosed(wish.keys.task, state, _txns.task_result(record))
+        case _txns.Taken():
+            return answer
+    return wish
+
+
+def grant(bid: Bid, ttl: int, pace: Pace) -> Flow[None]:
     """An etcd lease under an id of our own. An unanswered grant is not repeated but left to run out (or be
     revoked): its late twin would bring a revoked lease back."""
     while True:
@@ -181,11 +239,13 @@ def _grant(bid: Bid, ttl: int, pace: Pace) -> Flow[None]:
             return
 
 
-def _ask(bid: Bid, wish: Wish) -> Flow[_txns.Claim]:
-    """A claim under a fresh attempt id, on the etcd lease granted last."""
+def new_ask(bid: Bid, wish: Wish) -> Flow[_txns.Claim]:
+    """A claim under a fresh attempt id, on the session's etcd lease or the one granted last."""
     attempt = yield from FreshId()
     now = yield from Now()
-    lease_id = bid.lease_ids[-1]
+    own = bid.lease_ids[-1] if bid.lease_ids else 0
+    lease_id, ttl = (bid.shared.lease_id, bid.shared.granted) if bid.shared else (own, bid.granted)
+    bid.settled()
     bid.ask = _txns.Claim(
         keys=wish.keys,
         attempt=AttemptRecord(
@@ -201,36 +261,45 @@ def _ask(bid: Bid, wish: Wish) -> Flow[_txns.Claim]:
             holder=wish.holder,
             host=wish.host,
             pid=wish.pid,
-            ttl=bid.granted,
+            ttl=ttl,
             epoch=wish.epoch.number,
         ),
         lease_id=lease_id,
         epoch_key=wish.epoch.key,
         epoch_value=wish.epoch.value,
+        wait_lease=own,
     )
-    bid.in_flight = bid.doubtful = False
     return bid.ask
+
+
+@contextmanager
+def no_answer_before(bid: Bid, task: str) -> Generator[None]:
+    """Whatever goes wrong in here is no answer to a claim that went unanswered before."""
+    try:
+        yield
+    except OutcomeUnknown:
+        raise
+    except EtcdFenceError as error:
+        if bid.doubtful:
+            raise OutcomeUnknown(f"the claim of {task} may have been applied: {error}") from error
+        bid.in_flight = False
+        raise
 
 
 def _settled_answer(bid: Bid, ask: _txns.Claim, pace: Pace) -> Flow[_txns.ClaimAnswer | None]:
     """Send the claim until it is answered, and seal it where an unanswered try could still land. None: etcd
     no longer knows the lease, so no try can land at all."""
-    try:
-        answer = yield from _answer(bid, ask, pace)
+    with no_answer_before(bid, ask.keys.task):
+        answer = yield from answer_to(bid, ask, pace)
         if bid.doubtful and not isinstance(answer, _txns.Won | _txns.Ran | None):
-            answer = (yield from _seal(ask, pace)) or answer
-    except OutcomeUnknown:
-        raise
-    except EtcdFenceError as error:
-        if bid.doubtful:  # whatever this error is, it is no answer to the try before it
-            raise OutcomeUnknown(f"the claim of {ask.keys.task} may have been applied: {error}") from error
-        bid.in_flight = False
-        raise
-    bid.in_flight = False
+            answer = (yield from seal(ask, pace)) or answer
+            bid.in_flight = isinstance(answer, _txns.Ran)
     return answer
 
 
-def _answer(bid: Bid, ask: _txns.Claim, pace: Pace) -> Flow[_txns.ClaimAnswer | None]:
+def answer_to(bid: Bid, ask: _txns.Claim, pace: Pace) -> Flow[_txns.ClaimAnswer | None]:
+    """Send the claim until it is answered. One that was applied stays `in_flight` until somebody has taken up the
+    tenure: an acquire that is given up in between has to end it."""
     while True:
         bid.in_flight = True
         try:
@@ -240,13 +309,18 @@ def _answer(bid: Bid, ask: _txns.Claim, pace: Pace) -> Flow[_txns.ClaimAnswer | 
             yield from pace.again(error)
         except Unavailable as error:
             yield from pace.again(error)
-        except LeaseNotFound:
-            return None
+        except LeaseNotFound as error:
+            bid.in_flight = bid.doubtful = False
+            if bid.shared is None:
+                return None
+            raise SessionLost(f"the session's etcd lease is gone; {ask.keys.task} was not claimed") from error
         else:
-            return _txns.claim_answer(ask, reply)
+            answer = _txns.claim_answer(ask, reply)
+            bid.in_flight = bid.doubtful or isinstance(answer, _txns.Won | _txns.Ran)
+            return answer
 
 
-def _seal(ask: _txns.Claim, pace: Pace) -> Flow[_txns.Ran | None]:
+def seal(ask: _txns.Claim, pace: Pace) -> Flow[_txns.Ran | None]:
     """Make sure that no try of this claim can land any more: None, or Ran where one had landed already."""
     while True:
         try:
@@ -257,22 +331,23 @@ def _seal(ask: _txns.Claim, pace: Pace) -> Flow[_txns.Ran | None]:
             return None if reply.succeeded else _txns.landed(ask, reply)
 
 
-def _tenure(
-    bid: Bid, wish: Wish, ask: _txns.Claim, generation: int, answer: _txns.Won | _txns.Ran
-) -> _txns.Tenure:
+def tenure_of(bid: Bid, generation: int, answer: _txns.Won | _txns.Ran) -> _txns.Tenure:
+    """The tenure that the present ask has become."""
+    ask, shared, doubtful = bid.present, bid.shared, bid.doubtful or bid.loose
     return _txns.Tenure(
-        keys=wish.keys,
-        guard=Guard(wish.keys.owner, generation, ask.lease_id, wish.epoch.key, wish.epoch.value),
-        attempt=ask.attempt.model_copy(update={"doubtful": True}) if bid.doubtful else ask.attempt,
-        epoch=wish.epoch.number,
-        granted=bid.granted,
-        granted_at=bid.sent,
+        keys=ask.keys,
+        guard=Guard(ask.keys.owner, generation, ask.lease_id, ask.epoch_key, ask.epoch_value),
+        attempt=ask.attempt.model_copy(update={"doubtful": True}) if doubtful else ask.attempt,
+        epoch=ask.owner.epoch,
+        granted=ask.owner.ttl,
+        granted_at=shared.renewed_at if shared else bid.sent,
         cluster_id=answer.cluster_id,
         record=answer.record,
+        shared=shared is not None,
     )
 
 
-def _mark_lost(wish: Wish, ask: _txns.Claim, generation: int, last: KeyValue | None) -> Flow[None]:
+def _mark_lost(tenure: _txns.Tenure, last: KeyValue | None) -> Flow[None]:
     """Give the predecessor's attempt its end. Best effort: an attempt that is neither ended nor the last one
     is lost all the same, and the claim must not fail for it."""
     before = read(AttemptRecord, last) if last else None
@@ -280,37 +355,17 @@ def _mark_lost(wish: Wish, ask: _txns.Claim, generation: int, last: KeyValue | N
         return
     end = End(
         how="lost",
-        at=ask.attempt.started,
-        write=ask.attempt.attempt,
+        at=tenure.attempt.started,
+        write=tenure.attempt.attempt,
         generation=last.mod_revision,
-        reason=f"superseded by generation {generation}",
+        reason=f"superseded by generation {tenure.generation}",
     )
     # Nobody but its own worker knows whether that claim had an unanswered try; so it counts as one that had.
     ended = before.model_copy(update={"ended": end, "doubtful": True})
     try:
-        yield from _txns.mark_lost(wish.keys, before, last.mod_revision, ended)
+        yield from _txns.mark_lost(tenure.keys, before, last.mod_revision, ended)
     except EtcdFenceError:
         return
-
-
-def acquire(bid: Bid, wish: Wish, patience: float, until: float | None) -> Flow[_txns.Tenure | _txns.Taken]:
-    """Claim, and while somebody else owns the task wait for the owner key to go, `until` a moment on the
-    local clock (None: without limit). Each claim has `patience` seconds. The watch only wakes, and one that
-    breaks wakes as well: each claim decides anew."""
-    while True:
-        pace = yield from pace_for(patience)
-        outcome = yield from claim(bid, wish, pace)
-        if isinstance(outcome, _txns.Tenure) or outcome.owner is None:
-            return outcome
-        yield from _try_revoke(bid, pace)
-        now = yield from Now()
-        left = LONGEST_WAIT if until is None else min(LONGEST_WAIT, until - now.clock)
-        if left <= 0:
-            return outcome
-        try:
-            yield from Wait(wish.keys.owner, outcome.revision + 1, left)
-        except (Unavailable, OutcomeUnknown):
-            yield from Sleep(BROKEN_WATCH)
 
 
 def revoke(bid: Bid, pace: Pace) -> Flow[None]:
@@ -329,24 +384,6 @@ def revoke(bid: Bid, pace: Pace) -> Flow[None]:
             yield from pace.again(error)
         else:
             bid.lease_ids.pop()
-
-
-def _try_revoke(bid: Bid, pace: Pace) -> Flow[None]:
-    """What is not revoked stays in the bid, for the caller to withdraw."""
-    try:
-        yield from revoke(bid, pace)
-    except EtcdFenceError:
-        return
-
-
-def withdraw(bid: Bid, pace: Pace) -> Flow[None]:
-    """Undo an acquire that was given up: first make sure that its claim cannot land, then give back its
-    leases (which ends a tenure that had begun, and kills a claim on its way, since a put on a lease that is
-    gone fails). What stays undone ends with the lease's TTL: nobody renews it."""
-    if bid.in_flight and bid.ask is not None:
-        yield from _seal(bid.ask, pace)
-        bid.in_flight = False
-    yield from revoke(bid, pace)
 
 
 # --- keeping it --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Self
 from etcdfence import _timing
 from etcdfence._desk import CLOSE_SECONDS, Desk, Identity
 from etcdfence._engine import EXIT_SECONDS
-from etcdfence._flows import fencing, leases, tasks
+from etcdfence._flows import fencing, leases, tasks, turns
 from etcdfence._requests import Members
 from etcdfence._sync.engine import SyncEngine
 from etcdfence._sync.lease import Lease
@@ -85,10 +85,10 @@ class Coordinator(Desk):
     def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
         bid = leases.Bid()
         try:
-            flow = leases.acquire(bid, wish, self._engine.patience, until)
+            flow = turns.acquire(bid, wish, self._engine.patience, until)
             outcome = self._engine.drive(flow, self._engine.host)
             if not isinstance(outcome, Tenure):
-                raise self._held(wish, outcome.owner)
+                raise self._held(wish, outcome)
             self._won(bid, outcome)
             return outcome
         finally:

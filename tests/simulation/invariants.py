@@ -16,7 +16,7 @@ from etcdfence.model import Verdict
 from etcdfence.testing.explore import Applied, Invariant, Restore, World
 from etcdfence.testing.memory import State
 
-from .programs import JOB, KEYS
+from .programs import JOB, KEYS, STOPPED
 
 DATA, PROVENANCE = KEYS.family("data"), KEYS.family("provenance")
 
@@ -123,6 +123,13 @@ def _epoch_of(owner: State, store: State) -> bool:
     return kv is not None and epoch is not None and f'"number":{owner_of(kv).epoch},'.encode() in epoch.value
 
 
+def _line(store: State) -> list[str]:
+    """The attempts in line, the first one first."""
+    entries = [kv for kv in store.kvs if kv.key.startswith(JOB.queue)]
+    entries.sort(key=lambda kv: kv.create_revision)
+    return [kv.key.removeprefix(JOB.queue).decode() for kv in entries]
+
+
 def _in_its_time(applied: Applied) -> str | None:
     """A claim passes over nobody and nothing: no tombstone, no other epoch, no line, no reserve."""
     if not any(b'"attempt"' in put.value for put in _puts(applied, JOB.owner)):
@@ -132,8 +139,9 @@ def _in_its_time(applied: Applied) -> str | None:
         return "a closed task was claimed"
     if not _epoch_of(applied.after, before):
         return "the task was claimed under an epoch that is over"
-    if any(kv.key.startswith(JOB.queue) for kv in before.kvs):
-        return "somebody was in line and was overtaken"
+    line = _line(before)
+    if line and line[0] != _attempt_of(applied.after):
+        return f"{line[0]} was first in line and was overtaken"
     return "the task was kept for a named worker" if before.get(JOB.reserve) else None
 
 
@@ -150,13 +158,42 @@ def _no_ghost(world: World) -> str | None:
     owner = _attempt_of(world.store)
     over = {note[1] for note in _told(world, "ended", "lost")}
     holding = {note[1] for note in _told(world, "owns")} - over
-    excused = {note[1] for note in _told(world, "claim unknown", "left")}
+    excused = {note[1] for note in _told(world, "claim unknown", "left")} | {STOPPED}
     if not owner or owner in holding | excused or _restored(world) or _crashed(world):
         return None
     return f"at rest {owner} owns the task, and nobody holds it"
 
 
 NO_GHOST = Invariant("no ownership without a live holder once everything has come to rest", at_rest=_no_ghost)
+
+
+def _waiting(world: World) -> list[str]:
+    return [node.program.name for node in world.nodes if isinstance(node.request, Wait)]
+
+
+def _no_ghost_in_line(world: World) -> str | None:
+    """An attempt's id begins with the name of its program. Whoever waits has one entry, and others have none."""
+    if _restored(world) or _crashed(world):
+        return None
+    left = {note[1] for note in _told(world, "left")}
+    entries = [entry for entry in _line(world.store) if entry not in left]
+    for node in world.nodes:
+        mine = [entry for entry in entries if entry.startswith(node.program.name)]
+        if len(mine) > (node.program.name in _waiting(world)):
+            return f"at rest {mine} are in line for {node.program.name}"
+    return None
+
+
+NO_GHOST_IN_LINE = Invariant("nobody is in line who does not wait", at_rest=_no_ghost_in_line)
+
+
+def _crowned(world: World, note: tuple[Any, ...]) -> str | None:
+    if note[0] != "owns" or _restored(world) or ("claim", *note[1:]) in world.journal:
+        return None
+    return f"{note[1]} was told that it owns the task, and its claim was never applied"
+
+
+CROWNED_BY_ETCD = Invariant("nobody is told that it owns a task without having claimed it", told=_crowned)
 
 
 def _truly_lost(world: World) -> str | None:
@@ -376,8 +413,8 @@ ENDS_ARE_TRUE = Invariant("an ending that was acknowledged was applied", always=
 
 
 def _asleep(world: World) -> str | None:
-    waiting = [node.program.name for node in world.nodes if isinstance(node.request, Wait)]
-    return f"{waiting} wait at rest for a task that is free" if waiting and not _attempt_of(world.store) else None
+    waiting, free = _waiting(world), not (_attempt_of(world.store) or world.store.get(JOB.reserve))
+    return f"{waiting} wait at rest for a task that is free" if waiting and free else None
 
 
 NOBODY_SLEEPS = Invariant("nobody goes on waiting for a free task", at_rest=_asleep)
@@ -388,6 +425,8 @@ ALL = (
     GENERATIONS_RISE,
     CLAIMED_IN_TURN,
     NO_GHOST,
+    NO_GHOST_IN_LINE,
+    CROWNED_BY_ETCD,
     LOSS_IS_TRUE,
     FENCED,
     ENDS_ITS_OWN,

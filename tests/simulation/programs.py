@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from etcdfence._flow import Flow
-from etcdfence._flows import fencing, leases, tasks
+from etcdfence._flows import fencing, leases, tasks, turns
 from etcdfence._flows.fencing import Check, Edit, Lane
-from etcdfence._flows.leases import Bid, Epoch, Wish
+from etcdfence._flows.leases import Bid, Epoch, Shared, Wish
 from etcdfence._flows.pacing import Pace, pace_for
 from etcdfence._keys import Keys
 from etcdfence._records import EpochRecord
@@ -35,6 +35,7 @@ KEYS = Keys("n")
 JOB = KEYS.task(TaskKey("op", "job"))
 EPOCH = EpochRecord(number=1, id="first").to_bytes()
 PATIENCE = 10.0
+STOPPED = "Z1"  # the attempt of an owner that stopped before a scenario begins
 RELEASED = Ending("released")
 COMPLETED = Ending("completed", closes="completed", result="done", evidence={"revision": 1})
 FAILED = Ending("failed", "it broke")
@@ -56,19 +57,33 @@ Step = Callable[[Lane], Flow[Any]]
 
 @dataclass(frozen=True)
 class Worker:
-    """`waits`: seconds to wait for the task (0: not at all, None: without limit); then the steps, in order."""
+    """`waits`: seconds to wait for the task (0: not at all, None: without limit); then the steps, in order.
+    `shares`: in a session, whose etcd lease is given back at the end."""
 
     name: str
     steps: tuple[Step, ...] = ()
     waits: float | None = 0.0
     ends: Ending | None = RELEASED
     ttl: int = 10
+    shares: bool = False
 
     def program(self, again: Worker | None = None) -> Program:
         return Program(self.name, self.run, again.run if again else None)
 
     def run(self) -> Flow[None]:
-        tenure = yield from owned(self.name, self.waits, self.ttl)
+        if not self.shares:
+            yield from self._own(None)
+            return
+        session = Bid()
+        try:
+            yield from leases.grant(session, self.ttl, (yield from pace_for(PATIENCE)))
+            yield from self._own(Shared(session.lease_ids[-1], session.granted, session.sent))
+        except (EtcdFenceError, Cancelled):
+            yield from Note("no session")
+        yield from _undo(session)
+
+    def _own(self, shared: Shared | None) -> Flow[None]:
+        tenure = yield from owned(self.name, self.waits, self.ttl, shared)
         if tenure is None:
             return
         lane = Lane(tenure, tenure.granted_at)
@@ -119,47 +134,51 @@ def ended(lane: Lane, ending: Ending) -> Flow[None]:
     yield from Note(("ended", lane.tenure.attempt.attempt, ending.how))
 
 
-def owned(name: str, waits: float | None, ttl: int) -> Flow[Tenure | None]:
+def owned(name: str, waits: float | None, ttl: int, shared: Shared | None = None) -> Flow[Tenure | None]:
     """Acquire as the shells do it."""
-    bid = Bid()
-    until = None if waits is None else waits
+    bid, attempts = Bid(shared=shared), list[str]()
+    flow = turns.acquire(bid, wish(name, ttl), PATIENCE, waits)
     try:
-        outcome = yield from leases.acquire(bid, wish(name, ttl), PATIENCE, until)
-    except OutcomeUnknown:
-        yield from _withdraw(bid, "claim unknown")
+        outcome = yield from tapped(flow, attempts)
+    except (OutcomeUnknown, Cancelled):
+        yield from _withdraw(bid, attempts, "claim unknown")
         return None
     except EtcdFenceError:
-        yield from _withdraw(bid, "not owner")
-        return None
-    except Cancelled:
-        yield from _withdraw(bid, "claim unknown")
+        yield from _withdraw(bid, attempts, "not owner")
         return None
     if isinstance(outcome, Tenure):
-        bid.lease_ids.remove(outcome.guard.lease_id)
+        bid.taken_up(outcome)
+        yield from _told_of(attempts[:-1], "not owner")
         yield from Note(("owns", outcome.attempt.attempt, outcome.generation))
         yield from _undo(bid)
         return outcome
-    yield from _withdraw(bid, "not owner")
+    yield from _withdraw(bid, attempts, "not owner")
     return None
 
 
-def _withdraw(bid: Bid, told: str) -> Flow[None]:
-    if bid.ask is not None:
-        yield from Note((told, bid.ask.attempt.attempt))
+def _told_of(attempts: Iterable[str], told: str) -> Flow[None]:
+    for one in attempts:
+        yield from Note((told, one))
+
+
+def _withdraw(bid: Bid, attempts: list[str], told: str) -> Flow[None]:
+    """Of earlier attempts nothing can land any more: each was settled before the next one was begun."""
+    yield from _told_of(attempts[:-1], "not owner")
+    yield from _told_of(attempts[-1:], told)
     yield from _undo(bid)
-    if bid.lease_ids and bid.ask is not None:
-        yield from Note(("left", bid.ask.attempt.attempt))
+    if bid.open:
+        yield from _told_of(attempts[-1:], "left")
 
 
 def _undo(bid: Bid) -> Flow[None]:
     try:
-        yield from leases.withdraw(bid, (yield from pace_for(PATIENCE)))
+        yield from turns.withdraw(bid, (yield from pace_for(PATIENCE)))
     except (EtcdFenceError, Cancelled):
         return
 
 
 def give_back(tenure: Tenure) -> Flow[None]:
-    bid = Bid(lease_ids=[tenure.guard.lease_id])
+    bid = Bid(lease_ids=[] if tenure.shared else [tenure.guard.lease_id])
     yield from _undo(bid)
     if bid.lease_ids:
         yield from Note(("left", tenure.attempt.attempt))

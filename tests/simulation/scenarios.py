@@ -7,11 +7,13 @@ Between them every flow is covered with two workers at least.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from typing import Any
 
 from etcdfence._flows import fencing, leases, tasks
+from etcdfence._keys import prefix_end
 from etcdfence._records import AttemptRecord, End, RefusalRecord
 from etcdfence._requests import Compare, Delete, Grant, Operation, Put, Target, Txn
 from etcdfence._txns import absent
@@ -25,6 +27,7 @@ from .programs import (
     FAILED_FOR_GOOD,
     JOB,
     KEYS,
+    STOPPED,
     Worker,
     begun,
     checking,
@@ -96,6 +99,12 @@ def refusal(generation: int, count: int) -> Put:
     return Put(JOB.refusal(generation), record.to_bytes())
 
 
+def owned_already() -> State:
+    """By somebody who has stopped without a word: its lease runs out, or not."""
+    owner = {"format": 1, "attempt": STOPPED, "holder": "z", "host": "h", "pid": 1, "ttl": 10, "epoch": 1}
+    return written(leased(begun(), 99), Put(JOB.owner, json.dumps(owner).encode(), 99))
+
+
 # A revision that comes again can let a late note about a lost attempt pass; such a note is for people only.
 IN_A_RESTORED_STORE = tuple(one for one in ALL if one is not HISTORY_STANDS)
 
@@ -115,6 +124,59 @@ WAITING = scenario(
     Worker("B", (put("k", "b"),), waits=None),
 )
 PATIENT = scenario("two wait, for a while", Worker("A", (), waits=5.0), Worker("B", (), waits=5.0))
+LATECOMER = scenario(
+    "one waits, another comes later",
+    Worker("A"),
+    Worker("B", waits=None),
+    Worker("C"),
+)
+IN_LINE = scenario(
+    "two are in line behind an owner that has stopped",
+    Worker("B", waits=None),
+    Worker("C", waits=None),
+    store=owned_already(),
+)
+IN_LINE_FOR_A_WHILE = scenario(
+    "two are in line for a while, and the owner is taken away",
+    Worker("B", waits=5.0),
+    Worker("C", waits=None),
+    outsider("O", writes(Delete(JOB.owner))),
+    store=owned_already(),
+)
+THROWN_OUT = scenario(
+    "an operator takes one that waits out of the line",
+    Worker("B", waits=None),
+    outsider("O", writes(Delete(JOB.queue, prefix_end(JOB.queue))), writes(Delete(JOB.owner))),
+    store=owned_already(),
+)
+CLOSED_MEANWHILE = scenario(
+    "a task is closed, or its epoch raised, while one waits for it",
+    Worker("B", waits=None),
+    outsider(
+        "O",
+        writes(Put(KEYS.epoch, SECOND_EPOCH), Delete(JOB.queue, prefix_end(JOB.queue)), Delete(JOB.owner)),
+        writes(Put(JOB.closed, TOMBSTONE)),
+    ),
+    store=owned_already(),
+)
+RESERVED = scenario(
+    "the task is kept for somebody while one waits for it",
+    Worker("B", waits=None),
+    outsider("O", writes(Delete(JOB.owner), Put(JOB.reserve, b"{}")), writes(Delete(JOB.reserve))),
+    store=owned_already(),
+)
+SESSIONS = scenario(
+    "two own and wait in sessions",
+    Worker("A", (put("k", "a"),), shares=True),
+    Worker("B", (put("k", "b"),), waits=None, shares=True),
+)
+GIVING_UP = scenario(
+    "one gives up waiting in a session, another waits on",
+    Worker("B", waits=5.0, shares=True),
+    Worker("C", waits=None),
+    store=owned_already(),
+    cancelling=frozenset("B"),
+)
 WRITES = scenario(
     "writes of one lease, and a successor",
     Worker("A", (going_on(put("k", "1")), going_on(put("k", "2")), going_on(put("k", "3")))),
@@ -371,6 +433,13 @@ SMALL = (
     CLAIMS,
     WAITING,
     PATIENT,
+    IN_LINE,
+    IN_LINE_FOR_A_WHILE,
+    THROWN_OUT,
+    CLOSED_MEANWHILE,
+    RESERVED,
+    SESSIONS,
+    GIVING_UP,
     WRITES,
     RIVALS,
     RIVAL_STAYS,
@@ -420,6 +489,7 @@ QUICK = (
     replace(TOLD_AND_RESTORED, faults=1, events=0, kinds=frozenset({Fault.DELAYED})),
     at_most(OPERATOR, 0, 0),
     at_most(THREE, 0, 0),
+    at_most(LATECOMER, 0, 0),
 )
 DEEP = (
     *(at_most(one, 1, 0) for one in LARGE),

@@ -216,13 +216,13 @@ REMOVE = _txns.remove
 TWO_FAULTS = replace(
     at.RIVALS, kinds=frozenset({Fault.DELAYED, Fault.LOST_REPLY, Fault.LOST_REQUEST, Fault.PAUSED})
 )
-TENURE, COMMIT = leases._tenure, fencing.commit
+TENURE, COMMIT = leases.tenure_of, fencing.commit
 DECISIONS = [
     ("adopting the own claim", _txns, "_mine", nobodys, TWO_FAULTS, DEFINITE, 2, 0),
-    ("sealing a claim before it is refused", leases, "_seal", seal_by_reading, TWO_FAULTS, DEFINITE, 2, 0),
+    ("sealing a claim before it is refused", leases, "seal", seal_by_reading, TWO_FAULTS, DEFINITE, 2, 0),
     ("sealing a write before it is refused", fencing, "seal", settle_by_reading, at.EXPECTATIONS, DEFINITE, 1, 0),
     ("settling by a committed transaction", fencing, "seal", settle_by_reading, at.SETTLING, DEFINITE, 1, 0),
-    ("a grant is not repeated", leases, "_grant", grant_again, at.CLAIMS, GRANTED_ONCE, 1, 0),
+    ("a grant is not repeated", leases, "grant", grant_again, at.CLAIMS, GRANTED_ONCE, 1, 0),
     ("renewal reads the owner", leases, "renew", believe_the_keepalive, at.RENEWALS, CONFIRMED_IS_TRUE, 0, 1),
     (
         "records that protect stay",
@@ -234,7 +234,7 @@ DECISIONS = [
         0,
         0,
     ),
-    ("a doubtful claim is recorded as such", leases, "_tenure", never_doubtful, at.DOUBTFUL, ONE_TENURE, 1, 0),
+    ("a doubtful claim is recorded as such", leases, "tenure_of", never_doubtful, at.DOUBTFUL, ONE_TENURE, 1, 0),
     ("a marker goes with its attempt", _txns, "remove", with_every_marker, at.MARKERS, EXACTLY_ONCE, 1, 0),
     ("an ending is reported when it was applied", tasks, "commit", content, at.OPERATOR, ENDS_ARE_TRUE, 0, 0),
     ("a renewal counts from its sending", leases, "_renewal", stamped_late, at.RENEWALS, CONFIRMED_IS_TRUE, 1, 0),
