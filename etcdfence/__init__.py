@@ -38,9 +38,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etcdfence._async import AsyncCoordinator, AsyncLease, AsyncTransaction
+    from etcdfence._async import AsyncCoordinator, AsyncLease, AsyncSession, AsyncTransaction
     from etcdfence._connect import connect, connect_async
-    from etcdfence._sync import Coordinator, Lease, Transaction
+    from etcdfence._sync import Coordinator, Lease, Session, Transaction
     from etcdfence.errors import (
         Closed,
         Conflict,
@@ -89,9 +89,12 @@ __all__ = [
     "connect_async",
     "Coordinator",
     "Lease",
+    "Session",
+    "Periods",
     "Transaction",
     "AsyncCoordinator",
     "AsyncLease",
+    "AsyncSession",
     "AsyncTransaction",
     "TaskKey",
     "Token",
@@ -132,8 +135,8 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(["connect", "connect_async"], "etcdfence._connect")
-_HOMES |= dict.fromkeys(["Coordinator", "Lease", "Transaction"], "etcdfence._sync")
-_HOMES |= dict.fromkeys(["AsyncCoordinator", "AsyncLease", "AsyncTransaction"], "etcdfence._async")
+_HOMES |= dict.fromkeys(["Coordinator", "Lease", "Session", "Transaction"], "etcdfence._sync")
+_HOMES |= dict.fromkeys(["AsyncCoordinator", "AsyncLease", "AsyncSession", "AsyncTransaction"], "etcdfence._async")
 
 
 def __getattr__(name: str) -> Any:

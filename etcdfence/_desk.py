@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from etcdfence import _timing
-from etcdfence._engine import Engine
+from etcdfence._engine import Engine, SharedLease, Terms
 from etcdfence._flows import leases
 from etcdfence._txns import Taken, Tenure
-from etcdfence.errors import Held, Misuse
-from etcdfence.model import TaskName, checked_name
+from etcdfence.errors import Closed, Held, Misuse
+from etcdfence.model import Loss, TaskName, checked_name
 
 CLOSE_SECONDS: Final = 10.0  # for an explicit close(); leases not given back by then end with their TTL
 
@@ -44,19 +45,23 @@ class Desk:
         return f"<{type(self).__name__} namespace={self.namespace!r}{state}>"
 
     def _wish(
-        self, task: TaskName, ttl: int, holder: str | None, **callbacks: Callable[..., Any] | None
+        self, task: TaskName, holder: str | None, terms: Terms, **callbacks: Callable[..., Any] | None
     ) -> leases.Wish:
         """What is wanted; Misuse for arguments that cannot be, before anything is sent."""
         self._engine.require_open()
         for name, callback in callbacks.items():
             if callback is not None and (not callable(callback) or iscoroutinefunction(callback)):
                 raise Misuse(f"{name} must be a plain function of two arguments, not {callback!r}")
+        if terms.session is not None and terms.session.closed:
+            raise Closed("this session is closed; its leases were given back")
+        if terms.max_silence is not None and not _timing.checked_seconds(terms.max_silence, "max_silence"):
+            raise Misuse("max_silence must be longer than zero seconds")
         return leases.Wish(
             keys=self._engine.keys.task(task),
             holder=self._identity.holder if holder is None else checked_name(holder, "holder"),
             host=self._identity.host,
             pid=self._identity.pid,
-            ttl=_timing.checked_ttl(ttl),
+            ttl=_timing.checked_ttl(terms.ttl),
             epoch=self._epoch,
             ours=self._engine.lease_ids(),
         )
@@ -65,14 +70,46 @@ class Desk:
         """The moment on the local clock up to which to wait; None: without limit."""
         return None if wait is None else self._engine.host.now() + _timing.checked_seconds(wait, "wait")
 
-    def _won(self, bid: leases.Bid, tenure: Tenure) -> None:
-        """The tenure's etcd lease is no longer the bid's to withdraw; the epoch may have been raised meanwhile."""
+    def _bid(self, terms: Terms) -> leases.Bid:
+        return leases.Bid(shared=terms.session.shared() if terms.session else None)
+
+    def _won(self, bid: leases.Bid, tenure: Tenure, terms: Terms) -> Tenure:
+        """The tenure is no longer the bid's to withdraw; the epoch may have been raised meanwhile, and a session
+        renewed."""
         bid.taken_up(tenure)
         guard = tenure.guard
         self._epoch = leases.Epoch(guard.epoch_key, guard.epoch_value, tenure.epoch)
+        return replace(tenure, granted_at=terms.session.belief.renewed_at) if terms.session else tenure
 
     def _held(self, wish: leases.Wish, taken: Taken) -> Held:
         owner = taken.owner
         mine = owner is not None and owner.lease_id in self._engine.lease_ids()
         namesake = owner is not None and owner.holder == wish.holder and not mine
         return Held(wish.keys.task, owner, mine=mine, namesake=namesake, line=taken.line)
+
+
+class SessionHandle:
+    """What the Session of either colour knows without asking anybody."""
+
+    def __init__(self, engine: Engine, shared: SharedLease) -> None:
+        self._engine, self._shared = engine, shared
+        weakref.finalize(self, shared.drop).atexit = False
+
+    @property
+    def ttl(self) -> int:
+        """Seconds that etcd granted."""
+        return self._shared.granted
+
+    @property
+    def lease_id(self) -> int:
+        """The id of the etcd lease that everything acquired here hangs on."""
+        return self._shared.lease_id
+
+    @property
+    def loss(self) -> Loss | None:
+        """How the session's etcd lease was lost, or None."""
+        return self._shared.belief.loss
+
+    def __repr__(self) -> str:
+        state = " closed" if self._shared.closed else f" lost ({self.loss.reason})" if self.loss else ""
+        return f"<{type(self).__name__} {self._shared.lease_id:x} ttl={self.ttl}{state}>"

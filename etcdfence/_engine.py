@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
@@ -24,10 +25,11 @@ from etcdfence._host import Bounded, Clock, Host
 from etcdfence._keys import Keys
 from etcdfence._renewal import Belief, Confirmed, Outcome, Renewer
 from etcdfence._requests import Header
+from etcdfence._timing import Rhythm
 from etcdfence._turn import Turn
 from etcdfence._txns import Ending, Tenure
 from etcdfence.errors import Closed, EtcdFenceError, LeaseReleased, OwnershipRefused
-from etcdfence.model import Doubt, Loss, LossReason
+from etcdfence.model import Doubt, Loss, LossReason, Periods
 
 log = logging.getLogger("etcdfence")
 log.addHandler(logging.NullHandler())  # a library prints nothing unless its user asks for it
@@ -46,12 +48,12 @@ def gave_back(bid: leases.Bid) -> GaveBack:
 
 
 @contextmanager
-def noted(tenure: Tenure) -> Iterator[None]:
+def noted(whose: str) -> Iterator[None]:
     """A lease that could not be revoked is no error of the caller's."""
     try:
         yield
     except EtcdFenceError as error:
-        log.info("the etcd lease of %s ends with its TTL: %s", tenure.task, error)
+        log.info("the etcd lease of %s ends with its TTL: %s", whose, error)
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -69,15 +71,46 @@ def _close_all() -> None:
             log.exception("a coordinator could not be closed")
 
 
+class SharedLease:
+    """The etcd lease of a session, renewed for itself whether anything hangs on it or not."""
+
+    def __init__(self, lease_id: int, ttl: int | Periods, granted: int, granted_at: float, clock: Clock) -> None:
+        self.lease_id, self.ttl, self.granted = lease_id, ttl, granted
+        self.belief = Belief(f"session {lease_id:x}", Rhythm.of(ttl, granted), granted_at, clock.now)
+        self.closed = self.dropped = False
+
+    def drop(self) -> None:
+        """Called by a finaliser: nobody can acquire in this session any more. What is held in it goes on."""
+        self.dropped = True
+
+    def shared(self) -> leases.Shared:
+        return leases.Shared(self.lease_id, self.granted, self.belief.renewed_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What was agreed when a lease was acquired, beside the wish for it."""
+
+    ttl: int | Periods
+    max_silence: float | None = None
+    session: SharedLease | None = None
+
+
 class Holding:
     """One tenure in this process: its lane, whose turn it is there, and what is believed of it. `store` counts the
     stores that this process has seen follow each other: the tenure belongs to that one."""
 
-    def __init__(self, tenure: Tenure, store: int, clock: Clock) -> None:
-        self.tenure, self.store = tenure, store
+    def __init__(self, tenure: Tenure, terms: Terms, store: int, clock: Clock) -> None:
+        self.tenure, self.store, self.session = tenure, store, terms.session
         self.lane = Lane(tenure, tenure.granted_at)
         self.turn = Turn()
-        self.belief = Belief(tenure.task, tenure.generation, tenure.granted, tenure.granted_at, clock.now)
+        self.belief = Belief(
+            f"{tenure.task}, generation {tenure.generation},",
+            Rhythm.of(terms.ttl, tenure.granted),
+            tenure.granted_at,
+            clock.now,
+            terms.max_silence,
+        )
         self.given_back = False  # nothing is left to do at etcd
         self.leaving = False  # a thread is giving it back
 
@@ -90,6 +123,7 @@ class Engine:
         self.closing = self.closed = False
         self._lock = threading.RLock()  # a signal handler may call us in the middle of a call
         self._holdings: dict[Belief, Holding] = {}
+        self._sessions: dict[Belief, SharedLease] = {}
         self._dropped: queue.SimpleQueue[Holding] = queue.SimpleQueue()
         self.acquiring: list[object] = []  # whoever is at it: threads by their number, or tasks
         self.acquired = threading.Condition()
@@ -148,6 +182,18 @@ class Engine:
             self._holdings[holding.belief] = holding
         self.renewer.add(holding.belief)
 
+    def open_session(self, bid: leases.Bid, ttl: int | Periods) -> SharedLease:
+        """Keep the etcd lease that was granted last. EtcdFenceError where no thread can be started to renew it."""
+        session = SharedLease(bid.lease_ids[-1], ttl, bid.granted, bid.sent, self.host.clock)
+        try:
+            self.renewer.add(session.belief)
+        except RuntimeError as error:
+            raise EtcdFenceError(f"a session cannot be kept: {error}") from error
+        with self._lock:
+            self._sessions[session.belief] = session
+        bid.lease_ids.remove(session.lease_id)
+        return session
+
     def leave(self, holding: Holding) -> None:
         self.renewer.remove(holding.belief)
         with self._lock:
@@ -164,12 +210,17 @@ class Engine:
         while not self._dropped.empty():
             holding = self._dropped.get()
             if holding.belief.loss is None:
-                log.warning(
-                    "a lease on %s was dropped without release(); it ends with its TTL", holding.tenure.task
-                )
+                log.warning("a lease on %s was dropped without release()", holding.tenure.task)
             self.leave(holding)
+            if holding.session is not None:
+                self.give_back_in_background(holding)
         with self._lock:
-            return list(self._holdings.values())
+            held = list(self._holdings.values())
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            if session.dropped and not any(holding.session is session for holding in held):
+                self._end_session_in_background(session)
+        return held
 
     def lease_ids(self) -> frozenset[int]:
         """The etcd leases of everything that is held here."""
@@ -202,6 +253,7 @@ class Engine:
         holding.lane.over = holding.lane.over or holding.belief.loss is not None
         try:
             yield
+            holding.belief.progress()
         except OwnershipRefused as refused:
             if holding.lane.ended is None:
                 holding.belief.lose(refused.loss)
@@ -229,15 +281,20 @@ class Engine:
 
         def give_back() -> None:
             self._give_back(holding, self.host.now() + holding.tenure.granted)
+            if holding.session is not None and not holding.given_back:
+                self._end_session(holding.session, f"{holding.tenure.task} could not be released")
 
         self.leave(holding)
-        if not holding.given_back:
+        if not (holding.given_back or holding.leaving):
             holding.leaving = True
             self._in_background("etcdfence-release", give_back)
 
-    def withdraw(self, bid: leases.Bid, wish: leases.Wish, *, here: bool) -> None:
+    def withdraw(
+        self, bid: leases.Bid, what: str, ttl: int, session: SharedLease | None = None, *, here: bool
+    ) -> None:
         """Undo what an acquire left behind. Where etcd does not answer, or not `here`, go on in the background for
-        as long as the leases can live; after that nothing of the bid can land any more."""
+        as long as the leases can live; after that nothing of the bid can land any more. In a session it can, so
+        one whose claim could not be settled by then is ended."""
         if not bid.open or self.host.forked:
             return
 
@@ -245,12 +302,17 @@ class Engine:
             try:
                 self.finish(lambda pace: turns.withdraw(bid, pace), seconds)
             except EtcdFenceError as error:
-                log.info("an abandoned claim of %s is not undone yet: %s", wish.keys.task, error)
+                log.info("%s was given up, and is not undone yet: %s", what, error)
+
+        def undo_in_the_end() -> None:
+            undo(ttl)
+            if session is not None and bid.present_is_open:
+                self._end_session(session, f"a claim of {what} could not be settled")
 
         if here and not (bid.doubtful or bid.unanswered):
             undo(1.0)
         if bid.open:
-            self._in_background("etcdfence-withdraw", lambda: undo(wish.ttl))
+            self._in_background("etcdfence-withdraw", undo_in_the_end)
 
     def _in_background(self, name: str, action: Callable[[], None]) -> None:
         """Something that is owed to etcd and that nobody waits for, except the end of the coordinator."""
@@ -267,12 +329,55 @@ class Engine:
 
     def revoke(self, tenure: Tenure, seconds: float) -> GaveBack:
         """Give back the etcd lease; only this tenure's owner key hangs on it, so this frees the task even where
-        the release itself went unheard. Failing that the lease runs out by itself."""
+        the release itself went unheard. Failing that the lease runs out by itself. A session's is not touched."""
+        if tenure.shared:
+            return GaveBack.NO
         bid = leases.Bid(lease_ids=[tenure.guard.lease_id])
-        with noted(tenure):
+        with noted(tenure.task):
             if seconds > 0:
                 self.finish(lambda pace: leases.revoke(bid, pace), seconds)
         return gave_back(bid)
+
+    def close_session(self, session: SharedLease, until: float) -> None:
+        """End its leases as closed and give its etcd lease back, until then (local clock)."""
+        if session.closed or self.host.forked:
+            return
+        session.closed = True
+        held = [one for one in self.holdings() if one.session is session and not one.given_back]
+        for holding in held:
+            holding.belief.lose(Loss(LossReason.CLOSED))
+        for holding in held:
+            self._give_back(holding, until)
+            self.leave(holding)
+        self._revoke_session(session, until)
+
+    def _revoke_session(self, session: SharedLease, until: float) -> None:
+        session.belief.release()
+        self.renewer.remove(session.belief)
+        with self._lock:
+            self._sessions.pop(session.belief, None)
+        bid = leases.Bid(lease_ids=[session.lease_id])
+        with noted(session.belief.name):
+            self.finish(lambda pace: leases.revoke(bid, pace), max(0.0, until - self.host.now()))
+
+    def _end_session_in_background(self, session: SharedLease) -> None:
+        if not session.closed:
+            session.closed = True
+            self._in_background(
+                "etcdfence-session", lambda: self._revoke_session(session, self.host.now() + session.granted)
+            )
+
+    def undo_tenure(self, tenure: Tenure, seconds: float) -> None:
+        """Give back a tenure that could not be taken up."""
+        with noted(tenure.task):
+            lane, ending = Lane(tenure, tenure.granted_at), Ending("released", "it could not be kept")
+            self.finish(lambda pace: tasks.end(lane, ending, pace), seconds)
+        self.revoke(tenure, seconds)
+
+    def _end_session(self, session: SharedLease, why: str) -> None:
+        """What hangs on it and nobody holds must not live on with it."""
+        log.warning("%s is ended: %s", session.belief.name, why)
+        self.close_session(session, self.host.now() + session.granted)
 
     def close(self, until: float) -> None:
         """End every lease as closed, and give back what can be given back until then (local clock).
@@ -289,6 +394,9 @@ class Engine:
             self._await_acquires(until)
             for holding in self._all_closed():
                 self._give_back(holding, until)
+            for session in list(self._sessions.values()):
+                session.closed = True
+                self._revoke_session(session, until)
             for thread in self._background:
                 thread.join(max(0.0, until - self.host.now()))
             self.finally_close()
@@ -314,20 +422,39 @@ class Engine:
             holding.belief.lose(Loss(LossReason.CLOSED))
         return held
 
-    def _give_back(self, holding: Holding, until: float) -> None:
+    def _give_back(self, holding: Holding, until: float, reason: str = "closed") -> None:
         left = until - self.host.now()
         if left <= 0:
             return
         try:
-            ending = Ending("released", "closed")
+            ending = Ending("released", reason)
             holding.turn.run(
                 min(left, 1.0),
                 lambda: self.finish(lambda pace: tasks.end(holding.lane, ending, pace), left),
             )
+        except OwnershipRefused:
+            holding.given_back = True  # nothing of it is left at etcd but its lease
         except EtcdFenceError as error:
             log.info("%s could not be released: %s", holding.tenure.task, error)
         outcome = self.revoke(holding.tenure, until - self.host.now())
-        holding.given_back = outcome is GaveBack.YES or holding.lane.ended is not None
+        holding.given_back |= outcome is GaveBack.YES or holding.lane.ended is not None
+
+    def _give_back_silent(self, holding: Holding) -> None:
+        """A lease whose work reports no progress, in a session that lives on: etcd is told first, and the holder
+        when it is true."""
+
+        def give_back() -> None:
+            try:
+                self._give_back(holding, self.host.now() + holding.tenure.granted, "no progress was reported")
+                if holding.lane.ended is not None:
+                    holding.belief.lose(Loss(LossReason.SILENT))
+                    self.leave(holding)
+            finally:
+                holding.leaving = holding.belief.ending = False
+
+        if not (holding.leaving or holding.belief.ending):
+            holding.leaving = holding.belief.ending = True
+            self._in_background("etcdfence-silent", give_back)
 
     def finish(self, flow: Callable[[Pace], Flow[T]], seconds: float) -> T:
         """Run a flow that gives something back: it goes on while everything else is being ended."""
@@ -337,16 +464,24 @@ class Engine:
     # --- renewal -------------------------------------------------------------------------------------------
 
     def _renew(self, beliefs: Sequence[Belief], limit: float) -> Sequence[Outcome]:
+        self.holdings()  # puts away what was dropped meanwhile
         with self._lock:
-            holdings = [self._holdings.get(belief) for belief in beliefs]
-        lanes = [holding.lane if holding else None for holding in holdings]
-        present = [lane for lane in lanes if lane is not None]
-        found = iter(self.drive(leases.renew(present, self.keys.epoch, self.host.seen, limit), self.host))
-        return [Doubt.NOT_RENEWED if lane is None else _outcome(lane, next(found)) for lane in lanes]
+            holdings = [self._holdings[belief] for belief in beliefs if belief in self._holdings]
+            sessions = [self._sessions[belief] for belief in beliefs if belief in self._sessions]
+        for holding in holdings:
+            holding.lane.quiet = holding.belief.silent
+            if holding.lane.quiet and holding.session is not None:
+                self._give_back_silent(holding)
+        lanes, spare = [holding.lane for holding in holdings], [session.shared() for session in sessions]
+        found = self.drive(leases.renew(lanes, spare, self.keys.epoch, self.host.seen, limit), self.host)
+        asked = [holding.belief for holding in holdings] + [session.belief for session in sessions]
+        outcomes = dict(zip(asked, map(_outcome, found), strict=True))
+        for holding in holdings:
+            outcome = outcomes[holding.belief]
+            if isinstance(outcome, Confirmed):
+                holding.lane.renewed_at = outcome.clock
+        return [outcomes.get(belief, Doubt.NOT_RENEWED) for belief in beliefs]
 
 
-def _outcome(lane: Lane, found: leases.RenewalOutcome) -> Outcome:
-    if not isinstance(found, leases.Renewed):
-        return found
-    lane.renewed_at = found.sent.clock
-    return Confirmed(found.sent.clock, found.sent.wall)
+def _outcome(found: leases.RenewalOutcome) -> Outcome:
+    return Confirmed(found.sent.clock, found.sent.wall) if isinstance(found, leases.Renewed) else found

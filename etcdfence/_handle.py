@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
-from etcdfence._engine import EXIT_SECONDS, Engine, GaveBack, Holding
+from etcdfence._engine import EXIT_SECONDS, Engine, GaveBack, Holding, Terms
 from etcdfence._flow import Flow
 from etcdfence._flows import fencing, tasks
 from etcdfence._flows.fencing import Lane
@@ -61,9 +61,9 @@ def about(handle: H, callback: Callable[[H, Any], object]) -> Callable[[Any], No
 class LeaseHandle:
     """What the Lease of either colour knows without asking anybody."""
 
-    def __init__(self, engine: Engine, tenure: Tenure) -> None:
+    def __init__(self, engine: Engine, tenure: Tenure, terms: Terms) -> None:
         self._engine, self._tenure = engine, tenure
-        self._holding = Holding(tenure, engine.host.store, engine.host.clock)
+        self._holding = Holding(tenure, terms, engine.host.store, engine.host.clock)
         # First of all, so that an interrupted start is not renewed for nobody.
         weakref.finalize(self, engine.drop, self._holding).atexit = False
         self._belief = self._holding.belief
@@ -144,10 +144,17 @@ class LeaseHandle:
             raise fencing.ownership_refused(self._tenure, self._belief.loss)
         return self._tenure.guard
 
+    def progress(self) -> None:
+        """Say that the work is alive, for a lease that was acquired with `max_silence`; every acknowledged write
+        says it as well. Asks nobody."""
+        self._belief.progress()
+
     def abandon(self) -> None:
         """Stop renewing and say nothing: the task becomes free when the TTL has passed. For a caller that
-        cannot vouch that its work has stopped. Asks nobody."""
+        cannot vouch that its work has stopped. Asks nobody. Misuse in a session, which is renewed for others."""
         self._engine.require_usable()
+        if self._tenure.shared:
+            raise Misuse(f"{self.task} is held in a session, which lives on; release it, or close the session")
         self._stop()
         self._holding.given_back = True
 
@@ -204,15 +211,22 @@ class LeaseHandle:
             yield Commit(lambda lane, pace: tasks.end(lane, released, pace), seconds, even_released=True)
         except (Unavailable, OutcomeUnknown):
             if (yield from self._finishes(0.5)) is GaveBack.NO:
+                self._goes_on_releasing()
                 raise
         except EtcdFenceError:
             yield from self._finishes()
             raise
         except BaseException:  # Ctrl-C: nobody renews this lease any more, and it must not look held
             self._stop()
+            self._goes_on_releasing()
             raise
         else:
             yield from self._finishes()
+
+    def _goes_on_releasing(self) -> None:
+        """What hangs on a session's lease does not end by itself."""
+        if self._tenure.shared:
+            self._engine.give_back_in_background(self._holding)
 
     def _finishes(self, seconds: float = 1.0) -> Play[GaveBack]:
         self._stop()

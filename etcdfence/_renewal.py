@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Protocol
 
 from etcdfence import _timing
+from etcdfence._timing import Rhythm
 from etcdfence.errors import EtcdFenceError, PermissionDenied
 from etcdfence.model import Doubt, Loss, LossReason, Standing
 
@@ -50,9 +51,14 @@ class Belief:
     """What this process believes of one lease. Threads share it; the lock guards its decisions."""
 
     def __init__(
-        self, task: str, generation: int, granted: int, granted_at: float, clock: Callable[[], float]
+        self,
+        name: str,
+        rhythm: Rhythm,
+        granted_at: float,
+        clock: Callable[[], float],
+        max_silence: float | None = None,
     ) -> None:
-        self.task, self.generation, self.granted = task, generation, granted
+        self.name, self.rhythm, self.granted, self.max_silence = name, rhythm, rhythm.granted, max_silence
         self.on_loss: Callable[[Loss], None] | None = None
         self.on_doubt: Callable[[Doubt], None] | None = None
         self.on_over: Callable[[], None] | None = None  # quick, and called where the end was noticed
@@ -61,7 +67,8 @@ class Belief:
         self._lock = threading.RLock()  # a finaliser may come in the middle of a decision
         self._renewed = granted_at
         self._renewed_wall: str | None = None
-        self._due = _timing.next_renewal(granted_at, granted)
+        self._progressed = clock()
+        self._due = rhythm.next_renewal(granted_at)
         self._failures = 0
         self._loss: Loss | None = None
         self._doubt: Doubt | None = None
@@ -75,7 +82,16 @@ class Belief:
 
     @property
     def deadline(self) -> float:
-        return _timing.local_deadline(self._renewed, self.granted)
+        return self.rhythm.deadline(self._renewed)
+
+    def progress(self) -> None:
+        """The work is alive."""
+        self._progressed = self._clock()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the work has reported no progress for longer than it may."""
+        return self.max_silence is not None and self._clock() - self._progressed > self.max_silence
 
     @property
     def renewed_at(self) -> float:
@@ -111,7 +127,7 @@ class Belief:
         self._finish()
         _tell(self.on_loss, told)
         level = logging.INFO if told.reason is LossReason.CLOSED else logging.WARNING
-        log.log(level, "lost %s, generation %s: %s", self.task, self.generation, told.reason)
+        log.log(level, "lost %s: %s", self.name, told.reason)
 
     def _finish(self) -> None:
         self.finished.set()
@@ -130,7 +146,7 @@ class Belief:
                 with self._lock:
                     if clock >= self._renewed:
                         self._renewed, self._renewed_wall = clock, wall
-                        self._due = _timing.next_renewal(clock, self.granted)
+                        self._due = self.rhythm.next_renewal(clock)
                     self._failures, self._doubt, self.doubt_told = 0, None, False
 
     def _failed(self, doubt: Doubt) -> None:
@@ -149,7 +165,7 @@ class Belief:
     def late(self, now: float) -> float:
         """How many seconds a renewal is overdue by more than a period; 0 where it is not."""
         late = now - self._due
-        return late if late > _timing.renew_period(self.granted) else 0.0
+        return late if late > self.rhythm.period else 0.0
 
     def tell_doubt(self) -> None:
         with self._lock:
@@ -158,7 +174,7 @@ class Belief:
             self.doubt_told = True
         doubt = self.doubt or Doubt.UNREACHABLE
         _tell(self.on_doubt, doubt)
-        log.warning("%s, generation %s, is unverified: %s", self.task, self.generation, doubt)
+        log.warning("%s is unverified: %s", self.name, doubt)
 
 
 def _tell(callback: Callable[..., None] | None, *arguments: object) -> None:
@@ -264,7 +280,7 @@ class Renewer:
     def _serve(self, leases: Sequence[Belief], now: float) -> None:
         # Those that are nearly due come along, so that leases taken one by one end up in common rounds.
         if any(lease.due(now) for lease in leases):
-            soon = [lease for lease in leases if lease.due(now + _timing.renew_period(lease.granted) / 4)]
+            soon = [lease for lease in leases if lease.due(now + lease.rhythm.period / 4)]
             deadlines = [lease.deadline for lease in leases if not lease.doubt_told]
             limit = _timing.request_limit(now, min(lease.granted for lease in soon), deadlines)
             for lease, outcome in zip(soon, self._outcomes(soon, limit), strict=True):

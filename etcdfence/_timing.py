@@ -8,18 +8,45 @@ deadline is never later than etcd's own. It decides what a holder may believe, n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 from etcdfence.errors import Misuse
-from etcdfence.model import Loss, Standing
+from etcdfence.model import Loss, Periods, Standing
 
 MAX_TTL: Final = 9_000_000_000  # seconds; etcd refuses more
 MAX_WAIT: Final = 100_000_000  # seconds; the operating system's own limit is not far above
 
 
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How a granted lease is kept, in seconds: renewed every `period`, believed in for `believed` after the
+    sending of the last renewal."""
+
+    granted: int
+    period: float
+    believed: float
+
+    @classmethod
+    def of(cls, ttl: int | Periods, granted: int) -> Self:
+        """By default a third of the granted TTL (two renewals may fail before the lease is in danger), and all
+        of it but a tenth, which is kept back for clock rates that differ and for the work of stopping."""
+        if isinstance(ttl, Periods):
+            return cls(granted, ttl.retry_period, ttl.renew_deadline)
+        return cls(granted, granted / 3, granted - granted / 10)
+
+    def deadline(self, sent: float) -> float:
+        """The last moment at which the holder believes in its lease without hearing from etcd."""
+        return sent + self.believed
+
+    def next_renewal(self, sent: float) -> float:
+        return sent + self.period
+
+
 def checked_ttl(ttl: object) -> int:
-    """A lease's time to live: whole seconds. Anything else is refused with the unit named, because seconds
-    mistaken for milliseconds (or a duration object) give a lease of quite another length."""
+    """A lease's time to live: whole seconds, or Periods. Anything else is refused with the unit named, because
+    seconds mistaken for milliseconds (or a duration object) give a lease of quite another length."""
+    ttl = ttl.lease_duration if isinstance(ttl, Periods) else ttl
     if isinstance(ttl, bool) or not isinstance(ttl, int):
         raise Misuse(f"ttl is a whole number of seconds (an int), not {ttl!r}")
     if not 1 <= ttl <= MAX_TTL:
@@ -34,11 +61,6 @@ def checked_seconds(value: object, what: str) -> float:
     return float(value)
 
 
-def renew_period(granted: int) -> float:
-    """A third of the granted TTL: two renewals may fail before the lease is in danger."""
-    return granted / 3
-
-
 def request_limit(now: float, granted: int, deadlines: Iterable[float]) -> float:
     """How long one request of a renewal (there are two: keepalive and read) may take.
 
@@ -47,20 +69,6 @@ def request_limit(now: float, granted: int, deadlines: Iterable[float]) -> float
     """
     nearest = min(((deadline - now) / 2 for deadline in deadlines), default=granted)
     return float(max(0.1, min(granted / 8, 5.0, nearest)))
-
-
-def margin(granted: int) -> float:
-    """What is kept back for clock rates that differ and for the work of stopping."""
-    return granted / 10
-
-
-def local_deadline(sent: float, granted: int) -> float:
-    """The last moment at which the holder believes in its lease without hearing from etcd."""
-    return sent + granted - margin(granted)
-
-
-def next_renewal(sent: float, granted: int) -> float:
-    return sent + renew_period(granted)
 
 
 def retry_delay(failures: int, granted: int) -> float:

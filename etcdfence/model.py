@@ -176,6 +176,7 @@ class LossReason(StrEnum):
     STORE_RESTORED = "store_restored"
     CLOSED = "closed"
     ENDED = "ended"
+    SILENT = "silent"
     GONE = "gone"
 
 
@@ -185,7 +186,46 @@ class Doubt(StrEnum):
     UNREACHABLE = "unreachable"
     CREDENTIALS_REFUSED = "credentials_refused"
     NOT_RENEWED = "not_renewed"
+    SILENT = "silent"
     INTERNAL_ERROR = "internal_error"
+
+
+JITTER: Final = 1.2  # a pause between two tries is lengthened at random by up to this factor in client-go
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """How a lease is kept, in seconds, by the names and the rules of Kubernetes' leader election.
+
+    lease_duration  how long after the last sign of life the task becomes free (the TTL: whole seconds)
+    renew_deadline  how long after the last renewal the holder still believes in its lease; the rest is its margin
+    retry_period    how often it renews, or tries to
+
+    Pass it as `ttl=`. Each must leave room for the next: lease_duration > renew_deadline > 1.2 * retry_period.
+    """
+
+    lease_duration: int = 15
+    renew_deadline: float = 10.0
+    retry_period: float = 2.0
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.lease_duration, int) and not isinstance(self.lease_duration, bool)
+        if not whole or self.lease_duration < 1:
+            raise Misuse(f"lease_duration is a whole number of seconds from 1, not {self.lease_duration!r}")
+        for name in ("renew_deadline", "retry_period"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise Misuse(f"{name} is a number of seconds above 0, not {value!r}")
+        if not self.lease_duration > self.renew_deadline:
+            raise Misuse(
+                f"lease_duration ({self.lease_duration} s) must be longer than renew_deadline"
+                f" ({self.renew_deadline} s), or the holder believes in a lease that has run out"
+            )
+        if not self.renew_deadline > JITTER * self.retry_period:
+            raise Misuse(
+                f"renew_deadline ({self.renew_deadline} s) must be longer than {JITTER} * retry_period"
+                f" ({self.retry_period} s), or a single late renewal ends the lease"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +233,9 @@ class Loss:
     """How a lease ended.
 
     reason        machine-readable, one of LossReason: `taken_away` is an owner key that went while its etcd
-                  lease lived on; `ended` an ending of our own whose answer had been lost; `gone` an owner key
-                  that went for a cause that could not be asked
+                  lease lived on; `ended` an ending of our own whose answer had been lost; `silent` a lease of a
+                  session whose work had reported no progress; `gone` an owner key that went for a cause that
+                  could not be asked
     current       the newest known generation of the task, where there is a later one
     last_renewed  when etcd last confirmed the lease, ISO 8601 by this machine's wall clock (for people)
     """

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from etcdfence._aside import aside
-from etcdfence._engine import Engine, GaveBack, Holding, gave_back, noted
+from etcdfence._engine import Engine, GaveBack, Holding, SharedLease, gave_back, noted
 from etcdfence._flow import AsyncCaller, AsyncTransport, Flow, adrive
 from etcdfence._flows import leases
 from etcdfence._flows.fencing import Lane
@@ -84,10 +84,15 @@ class AsyncEngine(Engine):
 
     async def revoke_async(self, tenure: Tenure, seconds: float) -> GaveBack:
         """Give back the etcd lease, as `revoke` does."""
+        if tenure.shared:
+            return GaveBack.NO
         bid = leases.Bid(lease_ids=[tenure.guard.lease_id])
-        with noted(tenure):
+        with noted(tenure.task):
             await self.run(lambda pace: leases.revoke(bid, pace), seconds)
         return gave_back(bid)
+
+    async def close_session_async(self, session: SharedLease, seconds: float) -> None:
+        await aside(partial(self.close_session, session, self.host.now() + seconds), "etcdfence-close-session")
 
     def call_in_loop(self, action: Callable[..., object], *arguments: object) -> None:
         """From any thread; nothing happens where the loop has ended."""

@@ -12,6 +12,7 @@ from etcdfence import _timing
 from etcdfence._async.engine import AsyncEngine
 from etcdfence._async.scope import Scope
 from etcdfence._edits import Edits, checked_document, checked_evidence
+from etcdfence._engine import Terms
 from etcdfence._flow import Flow
 from etcdfence._flows import fencing, leases
 from etcdfence._flows.fencing import Lane
@@ -39,11 +40,12 @@ class AsyncLease(LeaseHandle):
         self,
         engine: AsyncEngine,
         tenure: Tenure,
+        terms: Terms,
         on_lost: Callable[[AsyncLease, Loss], object] | None,
         on_unverified: Callable[[AsyncLease, Doubt], object] | None,
         cancel_on_loss: bool,
     ) -> None:
-        super().__init__(engine, tenure)
+        super().__init__(engine, tenure, terms)
         self._on_lost, self._cancel_on_loss = on_lost, cancel_on_loss
         self._over = asyncio.Event()
         self._scope: Scope | None = None

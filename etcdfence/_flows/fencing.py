@@ -59,6 +59,7 @@ class Lane:
     over        etcd has declared the tenure over: nothing may be applied any more
     entries     how many history entries this tenure has written
     renewed_at  local clock at the sending of the last renewal that etcd confirmed
+    quiet       the work has stopped to report progress: not to be renewed
     """
 
     tenure: _txns.Tenure
@@ -70,6 +71,7 @@ class Lane:
     ended: _txns.Ending | None = None
     over: bool = False
     entries: int = 0
+    quiet: bool = False
 
     def sending(self, change: _txns.Change) -> None:
         self.fates.pop(change.write_id, None)

@@ -160,10 +160,15 @@ class Bid:
         return self.ask
 
     @property
+    def present_is_open(self) -> bool:
+        """Whether something of the present ask may land, or stands in line."""
+        place = self.ask is not None and self.ask.place > 0
+        return self.in_flight or self.doubtful or self.loose or place
+
+    @property
     def open(self) -> bool:
         """Whether something is left to undo."""
-        place = self.ask is not None and self.ask.place > 0
-        return bool(self.lease_ids) or self.in_flight or self.doubtful or self.loose or place
+        return bool(self.lease_ids) or self.present_is_open
 
 
 def claim(bid: Bid, wish: Wish, pace: Pace) -> Flow[_txns.Tenure | _txns.Taken]:
@@ -400,17 +405,20 @@ class Renewed:
 RenewalOutcome = Renewed | Doubt | Loss
 
 
-def renew(lanes: Sequence[Lane], epoch_key: bytes, known: Header, limit: float) -> Flow[list[RenewalOutcome]]:
+def renew(
+    lanes: Sequence[Lane], spare: Sequence[Shared], epoch_key: bytes, known: Header, limit: float
+) -> Flow[list[RenewalOutcome]]:
     """One round for all leases that are due: a keepalive, and then linearizable reads of the owner keys and
-    the epoch; the outcomes are in the order of `lanes`.
+    the epoch; the outcomes are in the order of `lanes`, and then of `spare`, which are sessions for themselves.
 
     Both are needed. A keepalive does not go through raft (a deposed leader was seen to renew a lease that had
     been revoked) and knows nothing of the owner key. A keepalive answered with TTL 0 is no proof either: it
     only means that the lease was not renewed, and the owner key decides.
-    `known` is what had been seen of the store before this round.
+    A lane that is quiet is not renewed, only read. `known` is what had been seen of the store before this round.
     """
     sent = yield from Now()
-    ttls = (yield from KeepAlive(tuple(lane.tenure.guard.lease_id for lane in lanes), limit)).ttls
+    ids = [lane.tenure.guard.lease_id for lane in lanes if not lane.quiet] + [one.lease_id for one in spare]
+    ttls = (yield from KeepAlive(tuple(dict.fromkeys(ids)), limit)).ttls if ids else {}
     suspects: list[Lane] = []
     remaining = iter(lanes)
     while batch := list(islice(remaining, READS_PER_REQUEST)):
@@ -419,17 +427,33 @@ def renew(lanes: Sequence[Lane], epoch_key: bytes, known: Header, limit: float) 
         if reply.header.older_than(known):
             reply = yield from replace(_txns.reading(*reads, timeout=limit), elsewhere=True)
             if reply.header.older_than(known):
-                return [Loss(LossReason.STORE_RESTORED) for _ in lanes]
+                return [Loss(LossReason.STORE_RESTORED) for _ in (*lanes, *spare)]
         epoch = reply.reads[0].first
         for lane, found in zip(batch, reply.reads[1:], strict=True):
             evidence = _txns.Evidence(reply.header.revision, found.first, epoch, None, None, None)
             suspects += [] if evidence.guard_holds(lane.tenure.guard) else [lane]
     losses = yield from _diagnose_all(suspects, limit)
-    return [losses.get(id(lane)) or _renewal(lane, ttls, sent) for lane in lanes]
+    sessions: list[RenewalOutcome] = []
+    for one in spare:
+        sessions += [(yield from _session_renewal(one, ttls, sent, limit))]
+    return [losses.get(id(lane)) or _renewal(lane, ttls, sent) for lane in lanes] + sessions
 
 
 def _renewal(lane: Lane, ttls: dict[int, int], sent: Instant) -> RenewalOutcome:
+    if lane.quiet:
+        return Doubt.SILENT
     return Renewed(sent) if ttls.get(lane.tenure.guard.lease_id, 0) > 0 else Doubt.NOT_RENEWED
+
+
+def _session_renewal(one: Shared, ttls: dict[int, int], sent: Instant, limit: float) -> Flow[RenewalOutcome]:
+    """No owner key says whether a session lives; what it is for is to be claimed with, which asks etcd."""
+    if ttls.get(one.lease_id, 0) > 0:
+        return Renewed(sent)
+    try:
+        lease = yield from TimeToLive(one.lease_id, timeout=limit)
+    except EtcdFenceError:
+        return Doubt.NOT_RENEWED
+    return Doubt.NOT_RENEWED if lease.granted_ttl > 0 else _ran_out(sent, one.renewed_at, one.granted)
 
 
 def went_back(epoch_key: bytes, known: Header, limit: float) -> Flow[bool]:
@@ -482,8 +506,11 @@ def _loss(lane: Lane, evidence: _txns.Evidence, limit: float | None = None) -> F
     lease = yield from TimeToLive(tenure.guard.lease_id, timeout=limit)
     if lease.granted_ttl > 0:
         return Loss(LossReason.TAKEN_AWAY)
-    now = yield from Now()
-    early = _timing.surely_revoked(now.clock, lane.renewed_at, tenure.granted)
+    return _ran_out((yield from Now()), lane.renewed_at, tenure.granted)
+
+
+def _ran_out(now: Instant, renewed_at: float, granted: int) -> Loss:
+    early = _timing.surely_revoked(now.clock, renewed_at, granted)
     return Loss(LossReason.REVOKED if early else LossReason.EXPIRED)
 
 

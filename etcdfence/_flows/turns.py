@@ -133,7 +133,7 @@ def _look(ask: Claim, pace: Pace) -> Flow[ClaimAnswer]:
 def _woken(bid: Bid, taken: Taken, left: float | None) -> Flow[bool]:
     """Wait for the one key in the way, and at most until the own lease is to be renewed. False: look again."""
     now = yield from Now()
-    due = _timing.next_renewal(bid.sent, bid.granted)
+    due = bid.sent + bid.granted / 3
     pause = max(due - now.clock, _timing.retry_delay(0, bid.granted))
     key = taken.blocking(bid.present.keys)
     try:

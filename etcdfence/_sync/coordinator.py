@@ -8,14 +8,15 @@ from typing import Self
 
 from etcdfence import _timing
 from etcdfence._desk import CLOSE_SECONDS, Desk, Identity
-from etcdfence._engine import EXIT_SECONDS
+from etcdfence._engine import EXIT_SECONDS, Terms
 from etcdfence._flows import fencing, leases, tasks, turns
 from etcdfence._requests import Members
 from etcdfence._sync.engine import SyncEngine
 from etcdfence._sync.lease import Lease
+from etcdfence._sync.session import Session
 from etcdfence._txns import Tenure
 from etcdfence.errors import EtcdFenceError
-from etcdfence.model import Doubt, Entry, Loss, MemberStatus, TaskDescription, TaskName
+from etcdfence.model import Doubt, Entry, Loss, MemberStatus, Periods, TaskDescription, TaskName
 
 
 class Coordinator(Desk):
@@ -34,65 +35,87 @@ class Coordinator(Desk):
         self,
         task: TaskName,
         *,
-        ttl: int = 15,
+        ttl: int | Periods = 15,
         holder: str | None = None,
+        max_silence: float | None = None,
         on_lost: Callable[[Lease, Loss], None] | None = None,
         on_unverified: Callable[[Lease, Doubt], None] | None = None,
     ) -> Lease:
         """Own the task now, or raise Held (somebody does, and who), or TaskClosed (it is finished).
 
-        `ttl` is in whole seconds: how long after the last sign of life the task becomes free. `on_lost` and
-        `on_unverified` are called in a thread of their own. OutcomeUnknown: the claim may have landed; nobody
-        renews it, so it ends with its TTL.
+        `ttl` is in whole seconds: how long after the last sign of life the task becomes free; Periods say more.
+        `max_silence`: seconds without `progress()` or a write after which the lease is not renewed any more.
+        `on_lost` and `on_unverified` are called in a thread of their own. OutcomeUnknown: the claim may have
+        landed; nobody renews it, so it ends with its TTL.
         """
-        return self._acquire(task, ttl, 0.0, holder, on_lost, on_unverified)
+        return self._acquire(task, 0.0, holder, Terms(ttl, max_silence), on_lost, on_unverified)
 
     def acquire(
         self,
         task: TaskName,
         *,
-        ttl: int = 15,
+        ttl: int | Periods = 15,
         wait: float | None = None,
         holder: str | None = None,
+        max_silence: float | None = None,
         on_lost: Callable[[Lease, Loss], None] | None = None,
         on_unverified: Callable[[Lease, Doubt], None] | None = None,
     ) -> Lease:
-        """Own the task, waiting up to `wait` seconds (None: without limit) for its owner to go; then Held."""
-        return self._acquire(task, ttl, wait, holder, on_lost, on_unverified)
+        """Own the task, waiting in line up to `wait` seconds (None: without limit); then Held.
+
+        First come, first served. While in line an etcd that is silent does not end the wait before its time. What
+        this coordinator owns already is Held at once (`mine`), whoever asks: it would wait for itself.
+        """
+        return self._acquire(task, wait, holder, Terms(ttl, max_silence), on_lost, on_unverified)
+
+    def session(self, ttl: int | Periods = 15) -> Session:
+        """One etcd lease for many tasks: `acquire` and `try_acquire` of the session cost one round trip, and so
+        does a release. Each lease is lost and released for itself; closing the session gives all of them back."""
+        self._engine.require_open()
+        seconds = _timing.checked_ttl(ttl)
+
+        def opened() -> Session:
+            bid = leases.Bid()
+            try:
+                self._engine.run(lambda pace: leases.grant(bid, seconds, pace))
+                return Session(self, self._engine, self._engine.open_session(bid, ttl))
+            finally:
+                self._engine.withdraw(bid, "a session", seconds, here=True)
+
+        return self._engine.acquire(opened)
 
     def _acquire(
         self,
         task: TaskName,
-        ttl: int,
         wait: float | None,
         holder: str | None,
+        terms: Terms,
         on_lost: Callable[[Lease, Loss], None] | None,
         on_unverified: Callable[[Lease, Doubt], None] | None,
     ) -> Lease:
-        wish = self._wish(task, ttl, holder, on_lost=on_lost, on_unverified=on_unverified)
+        wish = self._wish(task, holder, terms, on_lost=on_lost, on_unverified=on_unverified)
         until = self._until(wait)
 
         def lease() -> Lease:
-            tenure = self._own(wish, until)
+            tenure = self._own(wish, until, terms)
             try:
-                return Lease(self._engine, tenure, on_lost, on_unverified)
+                return Lease(self._engine, tenure, terms, on_lost, on_unverified)
             except RuntimeError as error:  # no thread can be started that would renew it
-                self._engine.revoke(tenure, 1.0)
+                self._engine.undo_tenure(tenure, 1.0)
                 raise EtcdFenceError(f"{tenure.task} cannot be kept: {error}") from error
 
         return self._engine.acquire(lease)
 
-    def _own(self, wish: leases.Wish, until: float | None) -> Tenure:
-        bid = leases.Bid()
+    def _own(self, wish: leases.Wish, until: float | None, terms: Terms) -> Tenure:
+        bid = self._bid(terms)
         try:
             flow = turns.acquire(bid, wish, self._engine.patience, until)
             outcome = self._engine.drive(flow, self._engine.host)
             if not isinstance(outcome, Tenure):
                 raise self._held(wish, outcome)
-            self._won(bid, outcome)
-            return outcome
-        finally:
-            self._engine.withdraw(bid, wish, here=True)  # what went unanswered, or was given up
+            return self._won(bid, outcome, terms)
+        finally:  # what went unanswered, or was given up
+            self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=True)
 
     # --- looking -------------------------------------------------------------------------------------------
 

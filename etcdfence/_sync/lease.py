@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 
 from etcdfence import _timing
 from etcdfence._edits import Edits, checked_document, checked_evidence
+from etcdfence._engine import Terms
 from etcdfence._flow import Flow
 from etcdfence._flows import fencing, leases
 from etcdfence._flows.fencing import Lane
@@ -34,10 +35,11 @@ class Lease(LeaseHandle):
         self,
         engine: SyncEngine,
         tenure: Tenure,
+        terms: Terms,
         on_lost: Callable[[Lease, Loss], None] | None,
         on_unverified: Callable[[Lease, Doubt], None] | None,
     ) -> None:
-        super().__init__(engine, tenure)
+        super().__init__(engine, tenure, terms)
         if on_lost is not None:
             self._belief.on_loss = about(self, on_lost)
         if on_unverified is not None:

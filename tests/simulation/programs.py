@@ -340,7 +340,7 @@ def renewing_in_an_older_store(lane: Lane) -> Flow[None]:
 def _renewed(lane: Lane, known: Header) -> Flow[None]:
     begun = yield from Now()
     try:
-        (outcome,) = yield from leases.renew([lane], KEYS.epoch, known, 2.0)
+        (outcome,) = yield from leases.renew([lane], (), KEYS.epoch, known, 2.0)
     except EtcdFenceError:
         return
     attempt = lane.tenure.attempt.attempt
