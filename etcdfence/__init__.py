@@ -25,7 +25,8 @@ A map of the package:
     _txns, _states, _timing     decisions: every transaction, the state table, the renewal rules
     _flows/                     what etcdfence does, step by step, without I/O
     _renewal, _host, _engine    the renewal thread, the machine, and what is held
-    _sync, _async               Coordinator and Lease in both colours; _desk and _handle are what they share
+    _sync, _async               Coordinator and Lease in both colours; _desk, _handle and _leading are what
+                                they share
     transports/                 wires to etcd
     testing/                    an etcd in memory, a virtual clock, the explorer, a pytest plug-in
     _connect, config, server    putting it together; settings; a private etcd
@@ -38,9 +39,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etcdfence._async import AsyncCoordinator, AsyncLease, AsyncSession, AsyncTransaction
+    from etcdfence._async import AsyncCoordinator, AsyncLeadership, AsyncLease, AsyncSession, AsyncTransaction
     from etcdfence._connect import connect, connect_async
-    from etcdfence._sync import Coordinator, Lease, Session, Transaction
+    from etcdfence._sync import Coordinator, Leadership, Lease, Session, Transaction
     from etcdfence.errors import (
         Closed,
         Conflict,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         OwnershipRefused,
         PermissionDenied,
         Refused,
+        SessionLost,
         Superseded,
         TaskClosed,
         TooLarge,
@@ -68,10 +70,13 @@ if TYPE_CHECKING:
         Doubt,
         Entry,
         Guard,
+        Liveness,
         Loss,
         LossReason,
         MemberStatus,
+        Observation,
         Owner,
+        Periods,
         Provenance,
         Receipt,
         Standing,
@@ -80,6 +85,7 @@ if TYPE_CHECKING:
         TaskState,
         Token,
         Verdict,
+        Waiter,
     )
 
 __version__ = "0.1.0"
@@ -89,11 +95,13 @@ __all__ = [
     "connect_async",
     "Coordinator",
     "Lease",
+    "Leadership",
     "Session",
     "Periods",
     "Transaction",
     "AsyncCoordinator",
     "AsyncLease",
+    "AsyncLeadership",
     "AsyncSession",
     "AsyncTransaction",
     "TaskKey",
@@ -112,6 +120,9 @@ __all__ = [
     "TaskDescription",
     "TaskState",
     "Owner",
+    "Liveness",
+    "Observation",
+    "Waiter",
     "Attempt",
     "MemberStatus",
     "EtcdFenceError",
@@ -122,6 +133,7 @@ __all__ = [
     "LeaseLost",
     "LeaseReleased",
     "Unverified",
+    "SessionLost",
     "Conflict",
     "TaskClosed",
     "UnresolvedEffects",
@@ -135,8 +147,10 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(["connect", "connect_async"], "etcdfence._connect")
-_HOMES |= dict.fromkeys(["Coordinator", "Lease", "Session", "Transaction"], "etcdfence._sync")
-_HOMES |= dict.fromkeys(["AsyncCoordinator", "AsyncLease", "AsyncSession", "AsyncTransaction"], "etcdfence._async")
+_HOMES |= dict.fromkeys(["Coordinator", "Lease", "Session", "Leadership", "Transaction"], "etcdfence._sync")
+_HOMES |= dict.fromkeys(
+    ["AsyncCoordinator", "AsyncLease", "AsyncSession", "AsyncLeadership", "AsyncTransaction"], "etcdfence._async"
+)
 
 
 def __getattr__(name: str) -> Any:

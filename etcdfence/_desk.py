@@ -11,9 +11,11 @@ from typing import Any, Final
 from etcdfence import _timing
 from etcdfence._engine import Engine, SharedLease, Terms
 from etcdfence._flows import leases
+from etcdfence._keys import TaskKeys
+from etcdfence._leading import Plan
 from etcdfence._txns import Taken, Tenure
 from etcdfence.errors import Closed, Held, Misuse
-from etcdfence.model import Loss, TaskName, checked_name
+from etcdfence.model import Loss, Periods, TaskName, checked_name
 
 CLOSE_SECONDS: Final = 10.0  # for an explicit close(); leases not given back by then end with their TTL
 
@@ -64,7 +66,17 @@ class Desk:
             ttl=_timing.checked_ttl(terms.ttl),
             epoch=self._epoch,
             ours=self._engine.lease_ids(),
+            period=terms.ttl.retry_period if isinstance(terms.ttl, Periods) else None,
         )
+
+    def _task(self, task: TaskName) -> TaskKeys:
+        return self._engine.keys.task(task)
+
+    def _plan(self, name: str, identity: str | None, periods: Periods, drain: float | None) -> Plan:
+        self._engine.require_open()
+        self._engine.keys.task(checked_name(name, "the name of a leadership"))
+        holder = self._identity.holder if identity is None else checked_name(identity, "identity")
+        return Plan(name, holder, periods, None if drain is None else _timing.checked_seconds(drain, "drain"))
 
     def _until(self, wait: float | None) -> float | None:
         """The moment on the local clock up to which to wait; None: without limit."""

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -26,11 +27,14 @@ from etcdfence._requests import (
     Stamp,
     Stamped,
     TxnReply,
+    Wait,
+    Waited,
 )
-from etcdfence.errors import Closed
+from etcdfence.errors import Closed, Stopped
 
 T = TypeVar("T")
 SHORTEST_TRY: Final = 0.5  # seconds
+SLICE: Final = 1.0  # seconds
 NOTHING_SEEN: Final = Header(0, 0)
 
 # A monotonic clock that counts suspend where there is one: a laptop that slept must not believe its lease.
@@ -93,6 +97,33 @@ class Bounded:
             self._host.clock.sleep(request.seconds, threading.Event())
             return cast("T", None)
         return self._host.call(request, self._until)
+
+
+class Stoppable:
+    """A host whose waits and pauses end with Stopped once `stopped` says so, within about SLICE seconds."""
+
+    def __init__(self, host: Host, stopped: Callable[[], bool]) -> None:
+        self._host, self._stopped = host, stopped
+
+    def call(self, request: Request[T]) -> T:
+        if isinstance(request, Wait):
+            return cast("T", self._wait(request))
+        if isinstance(request, Sleep):
+            self._require_wanted()
+        return self._host.call(request)
+
+    def _wait(self, request: Wait) -> Waited:
+        until = self._host.now() + request.timeout
+        while True:
+            self._require_wanted()
+            left = until - self._host.now()
+            word = self._host.call(replace(request, timeout=min(SLICE, max(left, 0.0))))
+            if word is not Waited.TIMED_OUT or left <= SLICE:
+                return word
+
+    def _require_wanted(self) -> None:
+        if self._stopped():
+            raise Stopped("the wait was stopped")
 
 
 class Host:

@@ -52,6 +52,7 @@ class TaskKeys:
     segment: str
     root: str
     owner: bytes
+    value: bytes
     last: bytes
     record: bytes
     closed: bytes
@@ -114,6 +115,7 @@ class Keys:
             segment=segment,
             root=root,
             owner=one("owner"),
+            value=many("owner") + b"value",
             last=one("last"),
             record=one("task"),
             closed=one("closed"),

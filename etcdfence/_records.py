@@ -64,6 +64,14 @@ class OwnerRecord(Record):
     pid: int
     ttl: int
     epoch: int
+    period: float | None = None
+
+
+class ValueRecord(Record):
+    """What an owner proclaims beside its owner key."""
+
+    generation: int
+    value: str
 
 
 class WaiterRecord(Record):
@@ -192,4 +200,5 @@ def owner_of(kv: KeyValue) -> Owner:
         epoch=record.epoch,
         generation=kv.mod_revision,
         lease_id=kv.lease,
+        renew_period=record.period,
     )

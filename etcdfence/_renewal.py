@@ -94,6 +94,11 @@ class Belief:
         return self.max_silence is not None and self._clock() - self._progressed > self.max_silence
 
     @property
+    def age(self) -> float:
+        """Seconds since the last renewal that etcd confirmed was sent."""
+        return self._clock() - self._renewed
+
+    @property
     def renewed_at(self) -> float:
         return self._renewed
 

@@ -187,6 +187,12 @@ class SessionLost(Refused):
     advice = "Open another session(); the tasks are free for whoever claims them first."
 
 
+class Stopped(Refused):
+    """A wait was ended by whoever had asked for it."""
+
+    advice = "Nothing is left behind; ask again when it is wanted again."
+
+
 class LeaseNotFound(Refused):
     """A put named an etcd lease that no longer exists; etcd refused the whole transaction."""
 

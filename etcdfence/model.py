@@ -278,7 +278,8 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who owns a task, as its owner key says. `granted_ttl` is in seconds."""
+    """Who owns a task, as its owner key says. `granted_ttl` and `renew_period` (None: not known) are in
+    seconds."""
 
     attempt: str
     holder: str
@@ -288,6 +289,41 @@ class Owner:
     epoch: int
     generation: int
     lease_id: int
+    renew_period: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """Somebody in line for a task. `position` counts from 1; `revision` is the create revision of the entry, which
+    the order goes by; `lease_id` is what the entry hangs on; `since` is the waiter's wall clock, for people."""
+
+    task: str
+    position: int
+    holder: str
+    host: str
+    pid: int
+    since: str
+    attempt: str
+    lease_id: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Who owned a task at one revision of the store (None: nobody), and what that owner has proclaimed."""
+
+    task: str
+    owner: Owner | None
+    value: str | None
+    revision: int
+
+
+class Liveness(StrEnum):
+    """What etcd's own count says of an owner: renewed in time, not renewed for a while, or run out."""
+
+    ALIVE = "alive"
+    LATE = "late"
+    EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +378,7 @@ class TaskDescription:
 
     `expires_in` (seconds) comes from etcd's own LeaseTimeToLive; it is None where nobody owns the task, and
     zero or less when the lease has run out and etcd has not yet taken the key away. `unreadable` lists
-    records that this version cannot read.
+    records that this version cannot read. `line` is who waits, the first one first.
     """
 
     task: str
@@ -358,6 +394,19 @@ class TaskDescription:
     history: tuple[dict[str, Any], ...] = ()
     result: Any = None
     unreadable: tuple[str, ...] = ()
+    line: tuple[Waiter, ...] = ()
+
+    @property
+    def liveness(self) -> Liveness | None:
+        """Whether the owner renews its lease: by the time that etcd says is left of it, and no clock of ours. Late
+        is an owner whose last renewal is a period and a half (and a second, for etcd counts whole ones) old."""
+        if self.owner is None or self.expires_in is None:
+            return None
+        if self.expires_in <= 0:
+            return Liveness.EXPIRED
+        period = self.owner.renew_period or self.owner.granted_ttl / 3
+        late = self.owner.granted_ttl - self.expires_in > 1.5 * period + 1
+        return Liveness.LATE if late else Liveness.ALIVE
 
     @property
     def generation(self) -> int | None:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from etcdfence import _timing
 from etcdfence._async.engine import AsyncEngine
+from etcdfence._async.leadership import AsyncLeadership
 from etcdfence._async.lease import AsyncLease
 from etcdfence._async.opening import Opening
 from etcdfence._async.session import AsyncSession
 from etcdfence._desk import CLOSE_SECONDS, Desk, Identity
 from etcdfence._engine import EXIT_SECONDS, Terms
-from etcdfence._flows import fencing, leases, tasks, turns
+from etcdfence._flows import fencing, leases, tasks, turns, watching
+from etcdfence._flows.pacing import Pace
+from etcdfence._leading import Election
 from etcdfence._requests import Members
 from etcdfence._txns import Tenure
 from etcdfence.errors import EtcdFenceError
-from etcdfence.model import Doubt, Entry, Loss, MemberStatus, Periods, TaskDescription, TaskName
+from etcdfence.model import (
+    Doubt,
+    Entry,
+    Loss,
+    MemberStatus,
+    Observation,
+    Periods,
+    TaskDescription,
+    TaskName,
+    Waiter,
+)
 
 
 class AsyncCoordinator(Desk):
@@ -125,6 +138,34 @@ class AsyncCoordinator(Desk):
         finally:  # what went unanswered, or was given up
             self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=False)
 
+    def lead(
+        self,
+        name: str,
+        *,
+        on_started: Callable[[AsyncLease], Awaitable[object]],
+        on_stopped: Callable[[], object] | None = None,
+        on_new_leader: Callable[[str | None], object] | None = None,
+        identity: str | None = None,
+        lease_duration: int = 15,
+        renew_deadline: float = 10.0,
+        retry_period: float = 2.0,
+        drain: float | None = None,
+    ) -> AsyncLeadership:
+        """Take part in the election of a leader; awaiting `run()` of what is returned does it. The periods
+        (seconds) are those of Kubernetes' leader election, see Periods.
+
+        on_started     does the work: awaited in a task of its own with the lease, and cancelled when the work
+        has to
+                       stop. It may return and leave the leadership to whatever it has started
+        on_stopped     called when the work has stopped
+        on_new_leader  called with the holder's identity (or None) whenever somebody else leads, or nobody
+        drain          seconds that the work may take to stop; after that the leadership is not released but left
+                       to run out, since nobody can say that the work has stopped. None: no limit
+        """
+        periods = Periods(lease_duration, renew_deadline, retry_period)
+        election = Election(self._plan(name, identity, periods, drain), on_started, on_stopped, on_new_leader)
+        return AsyncLeadership(self, election)
+
     # --- looking -------------------------------------------------------------------------------------------
 
     async def describe(self, task: TaskName) -> TaskDescription:
@@ -137,6 +178,27 @@ class AsyncCoordinator(Desk):
         """All tasks of the namespace by name, without attempts and history; `owned_only`: those with an owner."""
         self._engine.require_open()
         return await self._engine.run(lambda pace: tasks.tasks(self._engine.keys, pace, owned_only=owned_only))
+
+    async def waiters(self) -> list[Waiter]:
+        """Everybody who is in line for a task of the namespace, by task and position."""
+        self._engine.require_open()
+        return await self._engine.run(lambda pace: tasks.waiters(self._engine.keys, pace))
+
+    async def observe(self, task: TaskName | None = None) -> AsyncIterator[Observation]:
+        """Who owns the task, now and after every change; without a task, of all tasks that have an owner. Takes no
+        part in anything. It goes on through outages and compactions until the iterator is closed (or the
+        coordinator: Closed); what changes faster than it looks is told as one change."""
+        self._engine.require_open()
+        keys, wanted = self._engine.keys, None if task is None else self._engine.keys.task(task)
+        seen = await self._engine.run(lambda pace: watching.look(keys, wanted, pace))
+        for one in watching.first(seen, wanted):
+            yield one
+        while True:
+            following = watching.next_look(keys, wanted, seen, Pace(float("inf")))
+            found = await self._engine.adrive(following, self._engine.async_host)
+            for one in found.since(seen):
+                yield one
+            seen = found
 
     async def get(self, key: str) -> Entry:
         """A data key's value and revision (None and ABSENT where it is not there), read linearizably."""

@@ -109,6 +109,12 @@ class AsyncLease(LeaseHandle):
         edits.delete(key, expect=expect)
         return await self._write(edits)
 
+    async def proclaim(self, value: str) -> Committed:
+        """Show a value to those who `observe` the task, for as long as this lease holds it: where the leader
+        can be reached, say. A fenced write; the last one counts."""
+        checked_name(value, "a proclaimed value")
+        return await self._commit(lambda lane, pace: fencing.proclaim(lane, value, pace))
+
     def transaction(self) -> AsyncTransaction:
         """Several writes as one: `async with lease.transaction() as tx:` collects them and commits on leaving."""
         return AsyncTransaction(self)

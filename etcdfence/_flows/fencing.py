@@ -21,7 +21,7 @@ from etcdfence import _txns
 from etcdfence._flow import Flow
 from etcdfence._flows import leases
 from etcdfence._flows.pacing import Pace, unanswered
-from etcdfence._records import ProvenanceRecord, RefusalRecord, RefusedTry, read
+from etcdfence._records import ProvenanceRecord, RefusalRecord, RefusedTry, ValueRecord, read
 from etcdfence._requests import Delete, FreshId, KeyValue, Now, Operation, Put, Range, Stamp, Txn, TxnReply
 from etcdfence.errors import (
     EtcdFenceError,
@@ -326,6 +326,16 @@ def write(lane: Lane, edits: Iterable[Edit], checks: Iterable[Check], pace: Pace
         names=tuple(edit.name for edit in edits),
     )
     committed, _ = yield from commit(lane, change, pace)
+    return committed
+
+
+def proclaim(lane: Lane, value: str, pace: Pace) -> Flow[Committed]:
+    """Put a value beside the owner key, on the same etcd lease. The owner key itself is never put again: that
+    would move the generation."""
+    tenure = lane.tenure
+    record = ValueRecord(generation=tenure.generation, value=value)
+    write = Put(tenure.keys.value, record.to_bytes(), tenure.guard.lease_id)
+    committed, _ = yield from commit(lane, _txns.Change((yield from FreshId()), (write,)), pace)
     return committed
 
 

@@ -96,7 +96,8 @@ def prove_compares(epoch_key: bytes, pace: Pace) -> Flow[None]:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Who wants which task, for how long (`ttl` seconds) without a sign of life. `ours` are the etcd leases
+    """Who wants which task, for how long (`ttl` seconds) without a sign of life, which it gives every `period`
+    seconds. `ours` are the etcd leases
     that the same coordinator holds: what it owns it cannot wait for."""
 
     keys: TaskKeys
@@ -106,6 +107,7 @@ class Wish:
     ttl: int
     epoch: Epoch
     ours: frozenset[int] = frozenset()
+    period: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,7 @@ def new_ask(bid: Bid, wish: Wish) -> Flow[_txns.Claim]:
             pid=wish.pid,
             ttl=ttl,
             epoch=wish.epoch.number,
+            period=wish.period,
         ),
         lease_id=lease_id,
         epoch_key=wish.epoch.key,

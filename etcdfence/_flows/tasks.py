@@ -26,6 +26,7 @@ from etcdfence._records import (
     RefusalRecord,
     TaskRecord,
     Unreadable,
+    WaiterRecord,
     owner_of,
     read,
 )
@@ -55,7 +56,7 @@ from etcdfence.errors import (
     TaskClosed,
     Unavailable,
 )
-from etcdfence.model import TaskDescription, TaskKey
+from etcdfence.model import TaskDescription, TaskKey, Waiter
 
 KEPT = 20  # attempts, history entries and refusals that stay of each task
 SLACK = 10  # how many more may pile up before a release trims them in one go
@@ -113,6 +114,7 @@ def _change(lane: Lane, ending: Ending, record: KeyValue | None) -> Flow[_txns.C
         write_id,
         operations=(
             Delete(keys.owner),
+            Delete(keys.value),
             Put(tenure.attempt_key, attempt),
             Put(keys.last, attempt),
             Put(keys.history(tenure.generation, lane.entries), history.to_bytes()),
@@ -242,11 +244,13 @@ def describe(keys: Keys, task: TaskKeys, pace: Pace) -> Flow[TaskDescription]:
             _txns.below(task.attempts, limit=KEPT, order=newest),
             _txns.below(task.refusals, limit=KEPT, order=newest),
             _txns.below(task.histories, limit=KEPT, order=newest),
+            _txns.below(task.queue, order=Order.CREATE_ASCENDING),
         ),
         pace,
     )
     epoch, owner, last, closed, record = (found.first for found in reply.reads[:5])
-    if not any((owner, last, closed, record)):
+    line = reply.reads[8].kvs
+    if not any((owner, last, closed, record, line)):
         raise NotFound(f"nothing is recorded about {task.task} in namespace {keys.namespace}")
     trouble: list[str] = []
     attempts = _readable(AttemptRecord, reply.reads[5], trouble)
@@ -262,8 +266,41 @@ def describe(keys: Keys, task: TaskKeys, pace: Pace) -> Flow[TaskDescription]:
         refusals=tuple(one.model_dump(exclude_none=True) for one in refusals),
         history=tuple(one.model_dump(exclude_none=True) for one in history),
         result=_txns.task_result(record),
+        line=tuple(_waiter(task.task, kv, n) for n, kv in enumerate(line, start=1)),
         unreadable=tuple(trouble),
     )
+
+
+def _waiter(task: str, kv: KeyValue, position: int) -> Waiter:
+    """One that cannot be read is in line all the same."""
+    record = read(WaiterRecord, kv)
+    attempt = kv.key.rsplit(b"/", 1)[1].decode(errors="replace")
+    if isinstance(record, Unreadable):
+        return Waiter(task, position, "(unreadable)", "", 0, "", attempt, kv.lease, kv.create_revision)
+    return Waiter(
+        task=task,
+        position=position,
+        holder=record.holder,
+        host=record.host,
+        pid=record.pid,
+        since=record.since,
+        attempt=attempt,
+        lease_id=kv.lease,
+        revision=kv.create_revision,
+    )
+
+
+def waiters(keys: Keys, pace: Pace) -> Flow[list[Waiter]]:
+    """Everybody in line in a namespace, by task and position."""
+    prefix = keys.family("queue")
+    reply = yield from _read((_txns.below(prefix, order=Order.CREATE_ASCENDING),), pace)
+    lines: dict[str, list[KeyValue]] = {}
+    for kv in reply.reads[0].kvs:
+        segment, _, attempt = kv.key[len(prefix) :].decode(errors="replace").partition("/")
+        task = task_of(keys, segment)
+        if task is not None and attempt:
+            lines.setdefault(task.task, []).append(kv)
+    return [_waiter(task, kv, n) for task in sorted(lines) for n, kv in enumerate(lines[task], start=1)]
 
 
 def _basis(
@@ -316,7 +353,8 @@ def _epoch_number(epoch: KeyValue | None, trouble: list[str]) -> int:
     return record.number if isinstance(record, EpochRecord) else 0
 
 
-def _task_of(keys: Keys, segment: str) -> TaskKeys | None:
+def task_of(keys: Keys, segment: str) -> TaskKeys | None:
+    """The keys of a task, from the segment of one of them; None where it is nobody's name."""
     try:
         task = keys.task(parse_segment(segment))
     except EtcdFenceError:
@@ -346,7 +384,7 @@ def tasks(keys: Keys, pace: Pace, *, owned_only: bool = False) -> Flow[list[Task
     described: list[TaskDescription] = []
     for segment in sorted(found):
         parts = found[segment]
-        task = _task_of(keys, segment)
+        task = task_of(keys, segment)
         if task is None:
             continue  # somebody's own key below our prefix; `describe` of a real name never meets it
         basis = _basis(task, parts.get("owner"), parts.get("last"), parts.get("closed"), [])

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from etcdfence import _timing
 from etcdfence._desk import CLOSE_SECONDS, Desk, Identity
 from etcdfence._engine import EXIT_SECONDS, Terms
-from etcdfence._flows import fencing, leases, tasks, turns
+from etcdfence._flow import Caller
+from etcdfence._flows import fencing, leases, tasks, turns, watching
+from etcdfence._flows.pacing import Pace
+from etcdfence._host import Stoppable
+from etcdfence._keys import TaskKeys
+from etcdfence._leading import Election
 from etcdfence._requests import Members
 from etcdfence._sync.engine import SyncEngine
+from etcdfence._sync.leadership import Leadership
 from etcdfence._sync.lease import Lease
 from etcdfence._sync.session import Session
 from etcdfence._txns import Tenure
 from etcdfence.errors import EtcdFenceError
-from etcdfence.model import Doubt, Entry, Loss, MemberStatus, Periods, TaskDescription, TaskName
+from etcdfence.model import (
+    Doubt,
+    Entry,
+    Loss,
+    MemberStatus,
+    Observation,
+    Periods,
+    TaskDescription,
+    TaskName,
+    Waiter,
+)
 
 
 class Coordinator(Desk):
@@ -92,12 +109,13 @@ class Coordinator(Desk):
         terms: Terms,
         on_lost: Callable[[Lease, Loss], None] | None,
         on_unverified: Callable[[Lease, Doubt], None] | None,
+        stopped: Callable[[], bool] | None = None,
     ) -> Lease:
         wish = self._wish(task, holder, terms, on_lost=on_lost, on_unverified=on_unverified)
         until = self._until(wait)
 
         def lease() -> Lease:
-            tenure = self._own(wish, until, terms)
+            tenure = self._own(wish, until, terms, stopped)
             try:
                 return Lease(self._engine, tenure, terms, on_lost, on_unverified)
             except RuntimeError as error:  # no thread can be started that would renew it
@@ -106,16 +124,48 @@ class Coordinator(Desk):
 
         return self._engine.acquire(lease)
 
-    def _own(self, wish: leases.Wish, until: float | None, terms: Terms) -> Tenure:
+    def _own(
+        self, wish: leases.Wish, until: float | None, terms: Terms, stopped: Callable[[], bool] | None
+    ) -> Tenure:
         bid = self._bid(terms)
         try:
             flow = turns.acquire(bid, wish, self._engine.patience, until)
-            outcome = self._engine.drive(flow, self._engine.host)
+            outcome = self._engine.drive(flow, self._caller(stopped))
             if not isinstance(outcome, Tenure):
                 raise self._held(wish, outcome)
             return self._won(bid, outcome, terms)
         finally:  # what went unanswered, or was given up
             self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=True)
+
+    def _caller(self, stopped: Callable[[], bool] | None) -> Caller:
+        return Stoppable(self._engine.host, stopped) if stopped else self._engine.host
+
+    def lead(
+        self,
+        name: str,
+        *,
+        on_started: Callable[[Lease, threading.Event], object],
+        on_stopped: Callable[[], object] | None = None,
+        on_new_leader: Callable[[str | None], object] | None = None,
+        identity: str | None = None,
+        lease_duration: int = 15,
+        renew_deadline: float = 10.0,
+        retry_period: float = 2.0,
+        drain: float | None = None,
+    ) -> Leadership:
+        """Take part in the election of a leader; `run()` of what is returned does it. The periods (seconds) are
+        those of Kubernetes' leader election, see Periods.
+
+        on_started     does the work, in a thread of its own: called with the lease and an event that is set when
+                       the work has to stop. It may return and leave the leadership to whatever it has started
+        on_stopped     called when the work has stopped
+        on_new_leader  called with the holder's identity (or None) whenever somebody else leads, or nobody
+        drain          seconds that the work may take to stop; after that the leadership is not released but left
+                       to run out, since nobody can say that the work has stopped. None: no limit
+        """
+        periods = Periods(lease_duration, renew_deadline, retry_period)
+        election = Election(self._plan(name, identity, periods, drain), on_started, on_stopped, on_new_leader)
+        return Leadership(self, election)
 
     # --- looking -------------------------------------------------------------------------------------------
 
@@ -129,6 +179,27 @@ class Coordinator(Desk):
         """All tasks of the namespace by name, without attempts and history; `owned_only`: those with an owner."""
         self._engine.require_open()
         return self._engine.run(lambda pace: tasks.tasks(self._engine.keys, pace, owned_only=owned_only))
+
+    def waiters(self) -> list[Waiter]:
+        """Everybody who is in line for a task of the namespace, by task and position."""
+        self._engine.require_open()
+        return self._engine.run(lambda pace: tasks.waiters(self._engine.keys, pace))
+
+    def observe(self, task: TaskName | None = None) -> Iterator[Observation]:
+        """Who owns the task, now and after every change; without a task, of all tasks that have an owner. Takes no
+        part in anything. It goes on through outages and compactions until the iterator is closed (or the
+        coordinator: Closed); what changes faster than it looks is told as one change."""
+        self._engine.require_open()
+        return self._observed(self._engine.keys.task(task) if task is not None else None, None)
+
+    def _observed(self, task: TaskKeys | None, stopped: Callable[[], bool] | None) -> Iterator[Observation]:
+        keys, caller = self._engine.keys, self._caller(stopped)
+        seen = self._engine.run(lambda pace: watching.look(keys, task, pace))
+        yield from watching.first(seen, task)
+        while True:
+            found = self._engine.drive(watching.next_look(keys, task, seen, Pace(float("inf"))), caller)
+            yield from found.since(seen)
+            seen = found
 
     def get(self, key: str) -> Entry:
         """A data key's value and revision (None and ABSENT where it is not there), read linearizably."""

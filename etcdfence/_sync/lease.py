@@ -86,6 +86,12 @@ class Lease(LeaseHandle):
         edits.delete(key, expect=expect)
         return self._write(edits)
 
+    def proclaim(self, value: str) -> Committed:
+        """Show a value to those who `observe` the task, for as long as this lease holds it: where the leader
+        can be reached, say. A fenced write; the last one counts."""
+        checked_name(value, "a proclaimed value")
+        return self._commit(lambda lane, pace: fencing.proclaim(lane, value, pace))
+
     def transaction(self) -> Transaction:
         """Several writes as one: `with lease.transaction() as tx:` collects them and commits on leaving."""
         return Transaction(self)

@@ -1,0 +1,146 @@
+"""Leader election for coroutines: work stops first, then the lease goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from etcdfence._async.lease import AsyncLease
+from etcdfence._engine import Terms
+from etcdfence._leading import Election, LeadershipHandle
+from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, Unavailable
+from etcdfence.model import Standing
+
+if TYPE_CHECKING:
+    from etcdfence._async.coordinator import AsyncCoordinator
+
+T = TypeVar("T")
+log = logging.getLogger("etcdfence.leadership")
+
+
+class AsyncLeadership(LeadershipHandle[AsyncLease]):
+    """Made by `AsyncCoordinator.lead`. Await `run()`; to end it, call `stop()` or cancel it."""
+
+    def __init__(self, coordinator: AsyncCoordinator, election: Election) -> None:
+        super().__init__(election)
+        self._coordinator = coordinator
+        self._stop = asyncio.Event()
+        self._running = False
+
+    def stop(self) -> None:
+        """Let `run()` return: the work is cancelled, and when it has ended the leadership is released. From any
+        thread."""
+        self._coordinator._engine.call_in_loop(self._stop.set)
+
+    async def run(self) -> None:
+        """Wait for the leadership, lead, and after a loss wait again, until `stop()`. Raises what on_started
+        raised, when the leadership has been released; a silent etcd is waited for."""
+        if self._running:
+            raise Misuse(f"the leadership {self.name!r} is being run already")
+        self._running = True
+        watcher = asyncio.create_task(self._tell_leaders()) if self._election.on_new_leader else None
+        try:
+            while not self._stop.is_set():
+                await self._once()
+        finally:
+            self._running = False
+            if watcher is not None:
+                watcher.cancel()
+                await asyncio.wait([watcher])
+
+    async def _once(self) -> None:
+        opening = self._coordinator._acquire(
+            self.name, None, self.identity, Terms(self._plan.periods), None, None, False
+        )
+        try:
+            lease = await self._unless_stopped(opening)
+        except (Unavailable, OutcomeUnknown) as error:
+            log.warning("%s: no claim could be made: %s", self.name, error)
+            await self._pause()
+        else:
+            if lease is not None:
+                await self._serve(lease)
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._plan.periods.retry_period):
+                await self._stop.wait()
+
+    async def _unless_stopped(self, action: Awaitable[T]) -> T | None:
+        """What comes of an action; None where it was cancelled because of stop()."""
+
+        async def awaited() -> T:
+            return await action
+
+        doing, stop = asyncio.create_task(awaited()), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([doing, stop], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            doing.cancel()  # nothing happens where it has ended
+        await asyncio.wait([doing])
+        return None if doing.cancelled() else doing.result()
+
+    # --- one time of leading -------------------------------------------------------------------------------
+
+    async def _serve(self, lease: AsyncLease) -> None:
+        self._lease = lease
+        over = asyncio.Event()
+        lease._belief.on_doubt = lambda _: self._coordinator._engine.call_in_loop(over.set)
+        work = asyncio.create_task(self._work(lease, over), name=f"etcdfence-lead-{self.name}")
+        try:
+            if lease.standing is Standing.HELD:
+                await self._until_over(lease, over)
+        finally:
+            work.cancel()
+            try:
+                await asyncio.wait([work], timeout=self._plan.drain)
+            finally:
+                await self._end(lease, stopped=work.done())
+        if work.done() and not work.cancelled():
+            work.result()  # what on_started raised
+
+    async def _until_over(self, lease: AsyncLease, over: asyncio.Event) -> None:
+        waits = [asyncio.create_task(one.wait()) for one in (over, lease._over, self._stop)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    async def _work(self, lease: AsyncLease, over: asyncio.Event) -> Any:
+        try:
+            await self._election.on_started(lease)
+        except BaseException:
+            over.set()
+            raise
+
+    async def _end(self, lease: AsyncLease, *, stopped: bool) -> None:
+        try:
+            if stopped:
+                await lease.release()
+            else:
+                log.warning("%s: the work has not stopped in time; the lease is left to run out", self.name)
+                lease.abandon()
+        except EtcdFenceError as error:
+            log.info("%s: the leadership was not released: %s", self.name, error)
+        finally:
+            self._lease = None
+        if self._election.on_stopped is not None:
+            self._election.on_stopped()
+
+    # --- what others do ------------------------------------------------------------------------------------
+
+    async def _tell_leaders(self) -> None:
+        while True:
+            try:
+                async for seen in self._coordinator.observe(self.name):
+                    self._tell(seen.owner.holder if seen.owner else None)
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(self._plan.periods.retry_period)
+            except EtcdFenceError as error:
+                log.warning("%s: its leaders are not watched any more: %s", self.name, error)
+                return
