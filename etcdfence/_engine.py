@@ -105,7 +105,7 @@ class Holding:
         self.lane = Lane(tenure, tenure.granted_at)
         self.turn = Turn()
         self.belief = Belief(
-            f"{tenure.task}, generation {tenure.generation},",
+            f"{tenure.task} (generation {tenure.generation})",
             Rhythm.of(terms.ttl, tenure.granted),
             tenure.granted_at,
             clock.now,
@@ -222,9 +222,9 @@ class Engine:
                 self._end_session_in_background(session)
         return held
 
-    def lease_ids(self) -> frozenset[int]:
+    def lease_ids(self) -> tuple[int, ...]:
         """The etcd leases of everything that is held here."""
-        return frozenset(holding.tenure.guard.lease_id for holding in self.holdings())
+        return tuple(holding.tenure.guard.lease_id for holding in self.holdings())
 
     def require_live(self, holding: Holding) -> None:
         """A handle that was given back is refused here, or one whose store is known to be another. Whatever else

@@ -20,7 +20,18 @@ PACKAGE = ROOT / "etcdfence"
 VALUES = {"errors", "model"}
 VOCABULARY = VALUES | {"_requests", "_flow"}
 DECISIONS = VOCABULARY | {"_keys", "_records", "_txns", "_states", "_timing"}
-SHELL = DECISIONS | {"_flows", "_host", "_edits", "_renewal", "_turn", "_engine", "_handle", "_desk", "_aside"}
+SHELL = DECISIONS | {
+    "_flows",
+    "_host",
+    "_edits",
+    "_renewal",
+    "_turn",
+    "_engine",
+    "_handle",
+    "_leading",
+    "_desk",
+    "_aside",
+}
 EVERYTHING = SHELL | {"_sync", "_async", "_connect", "config", "server", "transports", "rehearsals", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -42,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_renewal": {"_timing", "errors", "model"},
     "_engine": SHELL - {"_handle", "_desk"},
     "_handle": SHELL - {"_desk"},
+    "_leading": {"_handle", "model"},
     "_desk": SHELL - {"_handle"},
     "_sync": SHELL | {"_sync"},
     "_async": SHELL | {"_async"},
@@ -67,6 +79,7 @@ MUST_NOT: dict[str, set[str]] = {
     "_engine": {"asyncio", "grpc", "etcd3gw"} | CHANCE,
     "_handle": IO - {"logging"} | CHANCE,
     "_desk": IO | CHANCE,
+    "_leading": IO - {"logging"} | CHANCE,
     "_sync": {"asyncio", "grpc", "etcd3gw"} | CHANCE,
     "_async": {"threading", "grpc", "etcd3gw"} | CHANCE,
     "cli": {"grpc", "etcd3gw", "click"},
@@ -143,6 +156,8 @@ def test_both_colours_have_the_same_names() -> None:
         (etcdfence.Coordinator, etcdfence.AsyncCoordinator),
         (etcdfence.Lease, etcdfence.AsyncLease),
         (etcdfence.Transaction, etcdfence.AsyncTransaction),
+        (etcdfence.Session, etcdfence.AsyncSession),
+        (etcdfence.Leadership, etcdfence.AsyncLeadership),
     ):
         names = {name for name in dir(one) if not name.startswith("_")}
         assert names == {name for name in dir(other) if not name.startswith("_")}
@@ -168,7 +183,7 @@ def called_flow(function: ast.expr) -> str:
     """The name of what is called, if it can be a flow: a plain name, or one of a module of flows (or a Pace)."""
     if isinstance(function, ast.Attribute):
         owner = getattr(function.value, "id", "")
-        return function.attr if owner in {"leases", "fencing", "tasks", "pace"} else ""
+        return function.attr if owner in {"leases", "fencing", "tasks", "turns", "watching", "pace"} else ""
     return getattr(function, "id", "")
 
 

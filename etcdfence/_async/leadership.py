@@ -78,11 +78,19 @@ class AsyncLeadership(LeadershipHandle[AsyncLease]):
         doing, stop = asyncio.create_task(awaited()), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait([doing, stop], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            doing.add_done_callback(self._not_wanted)
+            raise
         finally:
             stop.cancel()
             doing.cancel()  # nothing happens where it has ended
         await asyncio.wait([doing])
         return None if doing.cancelled() else doing.result()
+
+    def _not_wanted(self, done: asyncio.Task[Any]) -> None:
+        """A lease that came about while nobody waited for it any more."""
+        if not done.cancelled() and done.exception() is None:
+            self._coordinator._engine.give_back_in_background(done.result()._holding)
 
     # --- one time of leading -------------------------------------------------------------------------------
 

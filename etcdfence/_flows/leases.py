@@ -106,7 +106,7 @@ class Wish:
     pid: int
     ttl: int
     epoch: Epoch
-    ours: frozenset[int] = frozenset()
+    ours: tuple[int, ...] = ()
     period: float | None = None
 
 

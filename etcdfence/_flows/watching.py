@@ -32,7 +32,7 @@ class Seen:
     def since(self, before: Seen) -> list[Observation]:
         """What has changed, by name; what is owned no more as owned by nobody."""
         changes: list[Observation] = []
-        for task in sorted({*before.owned, *self.owned}):
+        for task in sorted(before.owned | self.owned):
             was, now = before.owned.get(task), self.owned.get(task)
             if now is None:
                 changes.append(Observation(task, None, None, self.revision))

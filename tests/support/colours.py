@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from etcdfence._async import AsyncCoordinator, AsyncLease, AsyncTransaction
+from etcdfence._async import AsyncCoordinator, AsyncLease, AsyncSession, AsyncTransaction
 from etcdfence._requests import Delete, KeyValue, Put, Range, Revoke, TimeToLive, Txn
 from etcdfence.testing import MemoryEtcd
 
@@ -43,9 +43,19 @@ class Loop:
         return self.wrapped(_waited(asyncio.run_coroutine_threadsafe(outcome(), self.loop)))
 
     def wrapped(self, found: Any) -> Any:
-        return (
-            Blocking(self, found) if isinstance(found, AsyncCoordinator | AsyncLease | AsyncTransaction) else found
-        )
+        if inspect.isasyncgen(found):
+            return self._one_by_one(found)
+        ours = AsyncCoordinator | AsyncLease | AsyncSession | AsyncTransaction
+        return Blocking(self, found) if isinstance(found, ours) else found
+
+    def _one_by_one(self, found: Any) -> Iterator[Any]:
+        try:
+            while True:
+                yield self.call(found.__anext__)
+        except StopAsyncIteration:
+            return
+        finally:
+            self.call(found.aclose)
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
