@@ -9,13 +9,16 @@ from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from etcdfence import _timing
+from etcdfence._edits import Edits
 from etcdfence._engine import Engine, SharedLease, Terms
-from etcdfence._flows import leases
+from etcdfence._flow import Flow
+from etcdfence._flows import borrowing, leases
+from etcdfence._flows.pacing import Pace
 from etcdfence._keys import TaskKeys
 from etcdfence._leading import Plan
 from etcdfence._txns import Taken, Tenure
-from etcdfence.errors import Closed, Held, Misuse
-from etcdfence.model import Loss, Periods, TaskName, checked_name
+from etcdfence.errors import Closed, Held, LeaseLost, Misuse
+from etcdfence.model import Absent, Committed, Guard, Loss, LossReason, Periods, TaskName, Token, checked_name
 
 CLOSE_SECONDS: Final = 10.0  # for an explicit close(); leases not given back by then end with their TTL
 
@@ -45,6 +48,29 @@ class Desk:
     def __repr__(self) -> str:
         state = " closed" if self._engine.closing else ""
         return f"<{type(self).__name__} namespace={self.namespace!r}{state}>"
+
+    def guard(self, task: TaskName, token: Token, lease_id: int) -> Guard:
+        """The guard of a lease that another process holds and has told of: its token, and its etcd lease id.
+        LeaseLost where the token's epoch is not the present one (as last seen)."""
+        if not isinstance(token, Token):
+            raise Misuse(f"a token is needed, not {token!r}")
+        keys, epoch = self._engine.keys.task(task), self._epoch
+        if token.epoch != epoch.number:
+            loss = Loss(LossReason.EPOCH_RAISED)
+            raise LeaseLost(task=keys.task, generation=token.generation, loss=loss, revision=None)
+        return Guard(keys.owner, token.generation, lease_id, epoch.key, epoch.value)
+
+    def _write_with(
+        self, guard: Guard, task: TaskName, key: str, value: bytes | str, expect: int | Absent | None
+    ) -> Callable[[Pace], Flow[Committed]]:
+        if not isinstance(guard, Guard):
+            raise Misuse(f"a guard is needed, as lease.guard() or coordinator.guard() gives it, not {guard!r}")
+        self._engine.require_open()
+        keys, edits = self._engine.keys.task(task), Edits(self._engine.keys)
+        edits.put(key, value, expect=expect)
+        if guard.owner_key != keys.owner:
+            raise Misuse(f"this guard is not one of {keys.task}")
+        return lambda pace: borrowing.write(guard, keys, edits.edits[key], expect, pace)
 
     def _wish(
         self, task: TaskName, holder: str | None, terms: Terms, **callbacks: Callable[..., Any] | None

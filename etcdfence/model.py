@@ -37,6 +37,7 @@ def revision_number(value: object, what: str) -> int:
     return value
 
 
+_TOKEN_TEXT = re.compile(r"([1-9][0-9]{0,18})\.([1-9][0-9]{0,18})")
 _KEY_TEXT = re.compile(r"([^:]+):([^:]+):v([1-9][0-9]{0,18})")
 
 
@@ -101,6 +102,14 @@ class Token:
 
     def __str__(self) -> str:
         return f"{self.epoch}.{self.generation}"
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """The inverse of str(); Misuse where the text is not `epoch.generation` in decimal digits."""
+        match = _TOKEN_TEXT.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise Misuse(f"{text!r} is not of the form epoch.generation")
+        return cls(int(match[1]), int(match[2]))
 
 
 Comparison = tuple[Literal["EQUAL"], Literal["MOD", "LEASE", "VALUE"], bytes, int | bytes]

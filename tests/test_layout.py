@@ -183,7 +183,11 @@ def called_flow(function: ast.expr) -> str:
     """The name of what is called, if it can be a flow: a plain name, or one of a module of flows (or a Pace)."""
     if isinstance(function, ast.Attribute):
         owner = getattr(function.value, "id", "")
-        return function.attr if owner in {"leases", "fencing", "tasks", "turns", "watching", "pace"} else ""
+        return (
+            function.attr
+            if owner in {"leases", "fencing", "tasks", "turns", "watching", "borrowing", "pace"}
+            else ""
+        )
     return getattr(function, "id", "")
 
 

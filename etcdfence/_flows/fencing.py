@@ -22,7 +22,18 @@ from etcdfence._flow import Flow
 from etcdfence._flows import leases
 from etcdfence._flows.pacing import Pace, unanswered
 from etcdfence._records import ProvenanceRecord, RefusalRecord, RefusedTry, ValueRecord, read
-from etcdfence._requests import Delete, FreshId, KeyValue, Now, Operation, Put, Range, Stamp, Txn, TxnReply
+from etcdfence._requests import (
+    Delete,
+    FreshId,
+    KeyValue,
+    Now,
+    Operation,
+    Put,
+    Range,
+    Stamp,
+    Txn,
+    TxnReply,
+)
 from etcdfence.errors import (
     EtcdFenceError,
     LeaseLost,
@@ -321,7 +332,7 @@ def write(lane: Lane, edits: Iterable[Edit], checks: Iterable[Check], pace: Pace
     provenance = lane.tenure.provenance(stamp.id, stamp.wall)
     change = _txns.Change(
         stamp.id,
-        operations=tuple(operation for edit in edits for operation in _operations(edit, provenance)),
+        operations=tuple(operation for edit in edits for operation in operations(edit, provenance)),
         expectations=tuple(_expectation(check) for check in checks),
         names=tuple(edit.name for edit in edits),
     )
@@ -339,7 +350,7 @@ def proclaim(lane: Lane, value: str, pace: Pace) -> Flow[Committed]:
     return committed
 
 
-def _operations(edit: Edit, provenance: bytes) -> tuple[Operation, Operation]:
+def operations(edit: Edit, provenance: bytes) -> tuple[Operation, Operation]:
     if edit.value is None:
         return Delete(edit.data), Delete(edit.beside)
     return Put(edit.data, edit.value), Put(edit.beside, provenance)
@@ -359,10 +370,10 @@ def get(name: str, data: bytes, beside: bytes, pace: Pace) -> Flow[Entry]:
             yield from pace.again(unanswered(error))
         else:
             found, provenance = (one.first for one in reply.reads)
-            return _entry(name, found, provenance)
+            return entry_of(name, found, provenance)
 
 
-def _entry(name: str, data: KeyValue | None, beside: KeyValue | None) -> Entry:
+def entry_of(name: str, data: KeyValue | None, beside: KeyValue | None) -> Entry:
     if data is None:
         return Entry(name, None, ABSENT)
     record = read(ProvenanceRecord, beside) if beside and beside.mod_revision == data.mod_revision else None

@@ -24,8 +24,11 @@ from etcdfence._sync.session import Session
 from etcdfence._txns import Tenure
 from etcdfence.errors import EtcdFenceError
 from etcdfence.model import (
+    Absent,
+    Committed,
     Doubt,
     Entry,
+    Guard,
     Loss,
     MemberStatus,
     Observation,
@@ -166,6 +169,16 @@ class Coordinator(Desk):
         periods = Periods(lease_duration, renew_deadline, retry_period)
         election = Election(self._plan(name, identity, periods, drain), on_started, on_stopped, on_new_leader)
         return Leadership(self, election)
+
+    # --- writing for somebody else --------------------------------------------------------------------------
+
+    def put(
+        self, task: TaskName, guard: Guard, key: str, value: bytes | str, *, expect: int | Absent | None = None
+    ) -> Committed:
+        """Write a data key under the guard of a lease that another process holds (see `guard`). Refused by etcd
+        once that lease is over. Such a write has no marker: a lost answer is settled by the key's own revision,
+        or stays OutcomeUnknown."""
+        return self._engine.run(self._write_with(guard, task, key, value, expect))
 
     # --- looking -------------------------------------------------------------------------------------------
 

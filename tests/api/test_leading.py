@@ -21,9 +21,7 @@ class Candidate:
     """One that takes part, with its work and all that it was told. `stubborn`: its work does not stop when it is
     told to, until `let_go` is set."""
 
-    def __init__(
-        self, coordinator: Any, name: str = "controller", *, stubborn: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, coordinator: Any, *, stubborn: bool = False, **options: Any) -> None:
         self.terms: list[int] = []
         self.told: list[str] = []
         self.leaders: list[str | None] = []
