@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from . import output, views
 from .options import Context, Endpoints, Format, Lock, Namespace, Output, Task, connected, named
 
+OneTask = Annotated[
+    str | None, typer.Argument(help="a lock's name, or operation:scope:vN; without it all", metavar="[TASK]")
+]
 app = typer.Typer(no_args_is_help=True, help="Leases: who owns what, and for how long.")
 
 
@@ -39,4 +44,23 @@ def show_lease(
         found = coordinator.describe(named(task, lock=lock))
     if found.owner is None:
         raise NotFound(f"nobody owns {found.task}; it is {found.state}")
-    output.show_one(views.task_row(found), views.LEASE, form)
+    output.show_one(views.lease_sheet(found), views.LEASE_SHEET, form)
+
+
+@app.command("watch")
+def watch_leases(
+    task: OneTask = None,
+    lock: Lock = False,
+    endpoints: Endpoints = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    form: Output = Format.TABLE,
+) -> None:
+    """Show who owns TASK, or every task, and each change from then on, until Ctrl-C.
+
+    Goes on through restarts and outages of etcd. JSON is one line a change.
+    """
+    with connected(endpoints, namespace, context) as coordinator:
+        wanted = None if task is None else named(task, lock=lock)
+        rows = (views.observation_row(seen) for seen in coordinator.observe(wanted))
+        output.show_stream(rows, views.OBSERVATION, form)

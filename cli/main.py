@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from . import cluster, lease, output, rehearse, task
+from . import cluster, data, lease, output, queue, rehearse, run, task
 
 EPILOG = (
     "Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 held by another, 5 ownership lost, 6 stale, 7 uncertain,"
@@ -25,6 +25,9 @@ app = typer.Typer(
 )
 app.add_typer(lease.app, name="lease")
 app.add_typer(task.app, name="task")
+app.add_typer(queue.app, name="queue")
+app.add_typer(data.app, name="data")
+app.command()(run.run)
 app.add_typer(rehearse.app, name="rehearse")
 app.command()(cluster.init)
 app.command()(cluster.status)
@@ -57,6 +60,7 @@ def exit_code(error: Exception) -> int:
         (errors.Held, 4),
         (errors.OwnershipRefused, 5),
         (errors.LeaseReleased, 5),
+        (errors.SessionLost, 5),
         (errors.Unverified, 5),
         (errors.Conflict, 6),
         (errors.OutcomeUnknown, 7),

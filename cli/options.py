@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from etcdfence import Coordinator, TaskKey
+    from etcdfence.config import Settings
 
 
 class Format(StrEnum):
@@ -57,6 +58,12 @@ def end_in_order() -> None:
     shell started us with SIGINT ignored."""
     for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.default_int_handler)
+
+
+def settings(endpoints: str | None, namespace: str | None, context: str | None) -> Settings:
+    from etcdfence import config
+
+    return config.load(endpoints=endpoints, namespace=namespace, context=context)
 
 
 def connected(endpoints: str | None, namespace: str | None, context: str | None) -> Coordinator:

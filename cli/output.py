@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ class Columns:
     name: str = "task"
 
 
+STREAM_WIDTH = 16  # characters; nobody knows the widest cell of what is yet to come
 UNITS = {"granted_ttl": "s", "expires_in": "s", "db_size": "B"}  # what a person sees behind the number
 
 
@@ -43,6 +44,22 @@ def show_list(rows: Sequence[Row], columns: Columns, form: Format) -> None:
                 _line(printable(str(row[columns.name])))
         case _:
             _table(rows, columns.table + (columns.wide if form is Format.WIDE else ()))
+
+
+def show_stream(rows: Iterable[Row], columns: Columns, form: Format) -> None:
+    """Rows as they come: JSON one line each, YAML one document each, a table with columns of fixed width."""
+    fields = columns.table + (columns.wide if form is Format.WIDE else ())
+    if form in (Format.TABLE, Format.WIDE):
+        _line("  ".join(field.upper().replace("_", "-").ljust(STREAM_WIDTH) for field in fields).rstrip())
+    for row in rows:
+        if form is Format.YAML:
+            _line("---")
+            _yaml(row)
+        elif form in (Format.TABLE, Format.WIDE):
+            cells = [_cell(row.get(field), UNITS.get(field)) for field in fields]
+            _line("  ".join(cell.ljust(STREAM_WIDTH) for cell in cells).rstrip())
+        else:
+            show_list([row], columns, Format.NAME if form is Format.NAME else Format.JSONL)
 
 
 def show_one(row: Row, columns: Columns, form: Format) -> None:

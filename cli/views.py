@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,28 @@ from typing import TYPE_CHECKING, Any
 from .output import Columns
 
 if TYPE_CHECKING:
-    from etcdfence import MemberStatus, TaskDescription
+    from etcdfence import Entry, MemberStatus, Observation, TaskDescription, Waiter
 
 LEASE = Columns(
     table=("task", "generation", "holder", "host", "pid", "granted_ttl", "expires_in", "state"),
     wide=("token", "expires_at", "attempt", "lease", "revision"),
+)
+LEASE_SHEET = Columns(
+    table=(*LEASE.table, "liveness", "since", "waiters", "line"),
+    wide=LEASE.wide,
+)
+OBSERVATION = Columns(
+    table=("task", "generation", "holder", "host", "pid", "value"),
+    wide=("attempt", "lease", "granted_ttl", "revision"),
+)
+WAITER = Columns(
+    table=("task", "position", "holder", "host", "pid", "since"),
+    wide=("attempt", "lease", "revision"),
+)
+ENTRY = Columns(
+    table=("key", "value", "revision", "task", "generation", "at"),
+    wide=("encoding", "attempt", "write"),
+    name="key",
 )
 TASK = Columns(
     table=("task", "kind", "state", "generation", "holder", "expires_in", "last_ended"),
@@ -63,6 +81,72 @@ def task_row(task: TaskDescription) -> dict[str, Any]:
         "epoch": _number(task.epoch),
         "revision": _number(task.revision),
     }
+
+
+def lease_sheet(task: TaskDescription) -> dict[str, Any]:
+    """With how alive the owner is by etcd's count, since when it owns (by its own clock), and who waits."""
+    last = task.last_attempt
+    return {
+        **task_row(task),
+        "liveness": str(task.liveness) if task.liveness else None,
+        "since": last.started if last else None,
+        "waiters": len(task.line),
+        "line": [waiter_row(waiter) for waiter in task.line],
+    }
+
+
+def waiter_row(waiter: Waiter) -> dict[str, Any]:
+    return {
+        "task": waiter.task,
+        "position": waiter.position,
+        "holder": waiter.holder,
+        "host": waiter.host,
+        "pid": waiter.pid,
+        "since": waiter.since,
+        "attempt": waiter.attempt,
+        "lease": f"{waiter.lease_id:x}",
+        "revision": _number(waiter.revision),
+    }
+
+
+def observation_row(seen: Observation) -> dict[str, Any]:
+    owner = seen.owner
+    return {
+        "task": seen.task,
+        "generation": _number(owner.generation if owner else None),
+        "holder": owner.holder if owner else None,
+        "host": owner.host if owner else None,
+        "pid": owner.pid if owner else None,
+        "value": seen.value,
+        "attempt": owner.attempt if owner else None,
+        "lease": f"{owner.lease_id:x}" if owner else None,
+        "granted_ttl": owner.granted_ttl if owner else None,
+        "revision": _number(seen.revision),
+    }
+
+
+def entry_row(entry: Entry) -> dict[str, Any]:
+    """A value that is not text is shown as base64, and `encoding` says so."""
+    value, encoding = _text(entry.value or b"")
+    made = entry.provenance
+    return {
+        "key": entry.key,
+        "value": value,
+        "encoding": encoding,
+        "revision": str(entry.revision),
+        "task": made.task if made else None,
+        "generation": _number(made.generation if made else None),
+        "attempt": made.attempt if made else None,
+        "write": made.write_id if made else None,
+        "at": made.at if made else None,
+    }
+
+
+def _text(value: bytes) -> tuple[str, str]:
+    try:
+        return value.decode(), "text"
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode(), "base64"
 
 
 def task_sheet(task: TaskDescription) -> dict[str, Any]:

@@ -38,6 +38,15 @@ class Settings:
     transport: str
     sources: Mapping[str, str]
 
+    def environment(self) -> dict[str, str]:
+        """The same settings as variables, for a process that is to find them."""
+        found = {
+            "ETCDFENCE_ENDPOINTS": ",".join(self.endpoints),
+            "ETCDFENCE_NAMESPACE": self.namespace,
+            "ETCDFENCE_TRANSPORT": self.transport,
+        }
+        return found | ({"ETCDFENCE_DATA_PREFIX": self.data_prefix} if self.data_prefix else {})
+
 
 def load(
     *,
