@@ -162,9 +162,10 @@ def claim(ask: Claim) -> Txn:
 
 
 def standing_of(ask: Claim) -> tuple[Range, ...]:
-    """What says how an attempt stands: with the task, and in its line."""
+    """What says how an attempt stands: with the task, and in its line (who is ahead only where its place is
+    known)."""
     keys = ask.keys
-    ahead = below(keys.queue, limit=1, order=Order.CREATE_DESCENDING, keys_only=True)
+    line = below(keys.queue, limit=1, order=Order.CREATE_DESCENDING, keys_only=True)
     return (
         Range(keys.owner),
         Range(ask.attempt_key),
@@ -173,7 +174,7 @@ def standing_of(ask: Claim) -> tuple[Range, ...]:
         Range(keys.record),
         Range(keys.reserve, keys_only=True),
         Range(ask.entry_key, keys_only=True),
-        replace(ahead, max_create=ask.place - 1) if ask.place else replace(ahead, limit=2),
+        replace(line, max_create=max(ask.place - 1, 0)),
     )
 
 
@@ -256,13 +257,14 @@ def stands(ask: Claim, reply: TxnReply) -> Ran | Shut | OtherEpoch | Taken:
         reserve is not None,
         before.count,
         entry.create_revision if entry else 0,
-        next((kv.key for kv in before.kvs if kv.key != ask.entry_key), None),
+        before.first.key if ask.place and before.first else None,
     )
 
 
 def enter(ask: Claim) -> Txn:
-    """Get in line: an entry on the wait lease, once. The compare on the attempt key is what keeps a late try from
-    leaving an entry behind: an attempt that has run, or was sealed, has no place in line."""
+    """Get in line: an entry on the wait lease. Repeated it changes nothing, for an entry keeps its create
+    revision. The compare on the attempt key is what keeps a late try from leaving an entry behind: an attempt
+    that has run, or was sealed, has no place in line."""
     attempt = ask.attempt
     waiter = WaiterRecord(
         attempt=attempt.attempt,
@@ -271,22 +273,14 @@ def enter(ask: Claim) -> Txn:
         pid=attempt.pid,
         since=attempt.started,
     )
-    unknown_yet = standing_of(replace(ask, place=0))
-    return Txn(
-        compares=(
-            absent(ask.entry_key),
-            absent(ask.attempt_key),
-            absent(ask.keys.closed),
-            Compare(Target.VALUE, ask.epoch_key, ask.epoch_value),
-        ),
-        success=(Put(ask.entry_key, waiter.to_bytes(), ask.wait_lease), *unknown_yet),
-        failure=unknown_yet,
-    )
+    put = Put(ask.entry_key, waiter.to_bytes(), ask.wait_lease)
+    return Txn((absent(ask.attempt_key),), (put, *standing_of(ask)), standing_of(ask))
 
 
 def leave(ask: Claim) -> Txn:
-    """Give up the place in line, where every try of this attempt was answered. (Else it is sealed.)"""
-    return Txn((Compare(Target.CREATE, ask.entry_key, ask.place),), (Delete(ask.entry_key),))
+    """Give up the place in line, where every try of this attempt was answered. (Else it is sealed.) The entry
+    bears the attempt's name, so nobody else's can be meant."""
+    return Txn((), (Delete(ask.entry_key),))
 
 
 def _mine(ask: Claim, owner: KeyValue | None) -> int | None:

@@ -82,11 +82,14 @@ def _in_line(bid: Bid, until: float | None, pace: Pace) -> Flow[ClaimAnswer | No
     answer = yield from _enter(bid, pace)
     while isinstance(answer, Taken):
         pace.tries = 0
+        moved = answer.place != bid.present.place
         ask = bid.ask = replace(bid.present, place=answer.place)
         now = yield from Now()
         left = None if until is None else until - now.clock
         if not answer.place:
             answer = yield from _enter(bid, pace)
+        elif moved:  # made just now, or anew by a late try: who is ahead is still to be asked
+            answer = yield from _look(ask, pace)
         elif answer.my_turn:
             answer = yield from leases.answer_to(bid, ask, pace)
         elif left is not None and left <= 0:
@@ -116,10 +119,7 @@ def _enter(bid: Bid, pace: Pace) -> Flow[ClaimAnswer | None]:
             return None
         else:
             bid.in_flight = bid.loose or bid.doubtful
-            found = _txns.stands(bid.present, reply)
-            if reply.succeeded or not isinstance(found, Taken):
-                return found
-            return (yield from _look(replace(bid.present, place=found.place), pace))
+            return _txns.stands(bid.present, reply)
 
 
 def _look(ask: Claim, pace: Pace) -> Flow[ClaimAnswer]:

@@ -42,6 +42,10 @@ def _entries(applied: Applied) -> Iterator[Hashable]:
         elif operation.key.startswith(JOB.markers):
             kind = "moved" if bare else "write"
             yield (kind, owner_of(owner).attempt if owner else None, operation.value.decode())
+        elif operation.key.startswith(PROVENANCE) and not any(_puts(applied, JOB.markers)):
+            made = read(ProvenanceRecord, KeyValue(operation.key, operation.value, 1, 1, 1, 0))
+            assert isinstance(made, ProvenanceRecord)
+            yield ("write", made.attempt, made.write)
         elif operation.key.startswith(JOB.attempts):
             record = attempt_in(operation)
             if record.sealed:
@@ -158,13 +162,16 @@ def _no_ghost(world: World) -> str | None:
     owner = _attempt_of(world.store)
     over = {note[1] for note in _told(world, "ended", "lost")}
     holding = {note[1] for note in _told(world, "owns")} - over
-    excused = {note[1] for note in _told(world, "claim unknown", "left")} | {STOPPED}
+    excused = {note[1] for note in _told(world, "left")} | {STOPPED}
     if not owner or owner in holding | excused or _restored(world) or _crashed(world):
         return None
     return f"at rest {owner} owns the task, and nobody holds it"
 
 
 NO_GHOST = Invariant("no ownership without a live holder once everything has come to rest", at_rest=_no_ghost)
+
+
+OBSERVERS = ("V", "W")
 
 
 def _waiting(world: World) -> list[str]:
@@ -412,9 +419,50 @@ def _ended(world: World) -> str | None:
 ENDS_ARE_TRUE = Invariant("an ending that was acknowledged was applied", always=_ended)
 
 
+def _saw_truly(world: World, note: tuple[Any, ...]) -> str | None:
+    owner = _attempt_of(world.store)
+    if note[0] == "saw" and note[1] != owner:
+        return f"{note[1]} was seen to own the task, while {owner} did"
+    if note[0] == "saw" and note[2] is not None and f'"value":"{note[2]}"'.encode() not in _value_of(world.store):
+        return f"{note[2]} was seen as proclaimed, and is not there"
+    if note[0] == "session over" and world.store.lease(note[1]) is not None:
+        return "a session was told to be over, and its etcd lease lives"
+    return None
+
+
+def _value_of(store: State) -> bytes:
+    kv = store.get(JOB.value)
+    return kv.value if kv else b""
+
+
+SEEN_IS_TRUE = Invariant("what is observed was so at that revision", told=_saw_truly)
+
+
+def _missed(world: World) -> str | None:
+    """Of one that waits for the next change, at rest: the last that it saw is what there is."""
+    for node in world.nodes:
+        saw = [note for note in node.notes if isinstance(note, tuple) and note[0] == "saw"]
+        if saw and isinstance(node.request, Wait) and saw[-1][1] != _attempt_of(world.store):
+            return f"{node.program.name} saw {saw[-1][1]} last, and {_attempt_of(world.store)} owns the task"
+    return None
+
+
+NOTHING_IS_MISSED = Invariant("whoever observes a task sees its last owner", at_rest=_missed)
+
+
 def _asleep(world: World) -> str | None:
-    waiting, free = _waiting(world), not (_attempt_of(world.store) or world.store.get(JOB.reserve))
-    return f"{waiting} wait at rest for a task that is free" if waiting and free else None
+    """A task is not free that is kept for somebody, or that a waiter is about to get: the first in line, if it is
+    alive; if it is not, its entry must be on a lease that runs out. Others than our workers may stay as they
+    like."""
+    waiting = [name for name in _waiting(world) if name not in OBSERVERS]
+    if not waiting or _attempt_of(world.store) or world.store.get(JOB.reserve):
+        return None
+    for first in _line(world.store)[:1]:
+        kv = world.store.get(JOB.queue + first.encode())
+        ours = any(first.startswith(node.program.name) for node in world.nodes)
+        if not ours or (not first.startswith(tuple(waiting)) and kv and world.store.lease(kv.lease)):
+            return None
+    return f"{waiting} wait at rest for a task that is free"
 
 
 NOBODY_SLEEPS = Invariant("nobody goes on waiting for a free task", at_rest=_asleep)
@@ -442,4 +490,6 @@ ALL = (
     CONFIRMED_IS_TRUE,
     ENDS_ARE_TRUE,
     NOBODY_SLEEPS,
+    SEEN_IS_TRUE,
+    NOTHING_IS_MISSED,
 )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from etcdfence._flow import Flow
-from etcdfence._flows import fencing, leases, tasks, turns
+from etcdfence._flows import borrowing, fencing, leases, tasks, turns, watching
 from etcdfence._flows.fencing import Check, Edit, Lane
 from etcdfence._flows.leases import Bid, Epoch, Shared, Wish
 from etcdfence._flows.pacing import Pace, pace_for
@@ -26,7 +26,7 @@ from etcdfence._records import EpochRecord
 from etcdfence._requests import FreshId, Header, Now, Operation, Put, Request, Stamp, Txn, TxnReply
 from etcdfence._txns import Change, Ending, Tenure
 from etcdfence.errors import EtcdFenceError, OutcomeUnknown, OwnershipRefused
-from etcdfence.model import ABSENT, Absent, Loss, TaskKey
+from etcdfence.model import ABSENT, Absent, Guard, Loss, Observation, TaskKey
 from etcdfence.testing.explore import Cancelled, Note, Program
 from etcdfence.testing.memory import State, step
 
@@ -329,6 +329,12 @@ def renewing(lane: Lane) -> Flow[None]:
     yield from _renewed(lane, Header(0, 0))
 
 
+def silently(lane: Lane) -> Flow[None]:
+    """A round of the renewal thread for work that reports no progress."""
+    lane.quiet = True
+    yield from _renewed(lane, Header(0, 0))
+
+
 def renewing_in_an_older_store(lane: Lane) -> Flow[None]:
     """A round of a process that has seen more of the store than there is now, and asks again."""
     seen = Header(1, 7)
@@ -339,10 +345,14 @@ def renewing_in_an_older_store(lane: Lane) -> Flow[None]:
 
 def _renewed(lane: Lane, known: Header) -> Flow[None]:
     begun = yield from Now()
+    guard, tenure = lane.tenure.guard, lane.tenure
+    spare = [Shared(guard.lease_id, tenure.granted, tenure.granted_at)] if tenure.shared else []
     try:
-        (outcome,) = yield from leases.renew([lane], (), KEYS.epoch, known, 2.0)
+        outcome, *others = yield from leases.renew([lane], spare, KEYS.epoch, known, 2.0)
     except EtcdFenceError:
         return
+    if others and isinstance(others[0], Loss):
+        yield from Note(("session over", guard.lease_id, others[0].reason))
     attempt = lane.tenure.attempt.attempt
     if isinstance(outcome, leases.Renewed):
         lane.renewed_at = outcome.sent.clock
@@ -415,3 +425,71 @@ def looking(flow: Callable[[Pace], Flow[Any]]) -> Callable[[], Flow[Any]]:
         return (yield from flow(pace))
 
     return run
+
+
+def observer(name: str, looks: int) -> Program:
+    """Watches who owns the job; notes whom it has seen, and with what value."""
+
+    def run() -> Flow[None]:
+        task = JOB
+        try:
+            seen = yield from watching.look(KEYS, task, (yield from pace_for(PATIENCE)))
+            found = watching.first(seen, task)
+            for _ in range(looks):
+                yield from _saw(found)
+                after = yield from watching.next_look(KEYS, task, seen, Pace(float("inf")))
+                found, seen = after.since(seen), after
+            yield from _saw(found)
+        except EtcdFenceError:
+            return
+
+    return Program(name, run)
+
+
+def _saw(found: Iterable[Observation]) -> Flow[None]:
+    for one in found:
+        yield from Note(("saw", one.owner.attempt if one.owner else None, one.value, one.revision))
+
+
+def onlooker(name: str) -> Program:
+    """Looks at everything once, and at who is in line."""
+
+    def run() -> Flow[None]:
+        for flow in (
+            lambda pace: watching.look(KEYS, None, pace),
+            lambda pace: tasks.waiters(KEYS, pace),
+        ):
+            try:
+                yield from flow((yield from pace_for(PATIENCE)))
+            except EtcdFenceError:
+                continue
+
+    return Program(name, run)
+
+
+def proclaiming(value: str) -> Step:
+    def run(lane: Lane) -> Flow[None]:
+        yield from fencing.proclaim(lane, value, (yield from pace_for(PATIENCE)))
+
+    return run
+
+
+def borrower(name: str, guard: Guard, *values: str, expect: int | Absent | None = None) -> Program:
+    """Writes under a guard that it was handed."""
+
+    def run() -> Flow[None]:
+        for value in values:
+            ids: list[str] = []
+            pace = yield from pace_for(PATIENCE)
+            try:
+                flow = borrowing.write(guard, JOB, edit("k", value), expect, pace)
+                committed = yield from tapped(flow, ids)
+            except OutcomeUnknown:
+                yield from Note(("write unknown", ids[0]))
+            except EtcdFenceError:
+                for one in ids:
+                    yield from Note(("not written", one))
+            else:
+                yield from Note(("wrote", committed.write_id, committed.revision))
+
+    return Program(name, run)

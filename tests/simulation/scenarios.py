@@ -17,12 +17,14 @@ from etcdfence._keys import prefix_end
 from etcdfence._records import AttemptRecord, End, RefusalRecord
 from etcdfence._requests import Compare, Delete, Grant, Operation, Put, Target, Txn
 from etcdfence._txns import absent
+from etcdfence.model import ABSENT, Guard
 from etcdfence.testing.explore import Fault, Program, Restore, Scenario, Snapshot
 from etcdfence.testing.memory import State, step
 
 from .invariants import ALL, HISTORY_STANDS, LOSS_IS_TRUE, NO_GHOST, journal
 from .programs import (
     COMPLETED,
+    EPOCH,
     FAILED,
     FAILED_FOR_GOOD,
     JOB,
@@ -30,19 +32,24 @@ from .programs import (
     STOPPED,
     Worker,
     begun,
+    borrower,
     checking,
     create,
     delete,
     ending,
     going_on,
     looking,
+    observer,
+    onlooker,
     outsider,
+    proclaiming,
     put,
     reader,
     renewing,
     renewing_in_an_older_store,
     settling,
     settling_later,
+    silently,
     stubborn,
     trimmer,
     writes,
@@ -59,7 +66,7 @@ USUALLY: dict[str, Any] = {
     "invariants": ALL,
     "kinds": USUAL,
     "journal": journal,
-    "reliable": frozenset("OP"),
+    "reliable": frozenset("O"),
 }
 
 
@@ -72,7 +79,7 @@ def scenario(name: str, *programs: Program | Worker, **options: Any) -> Scenario
             "invariants": ALL,
             "kinds": USUAL,
             "journal": journal,
-            "reliable": frozenset("OP"),
+            "reliable": frozenset("O"),
             **options,
         },
     )
@@ -103,6 +110,11 @@ def owned_already() -> State:
     """By somebody who has stopped without a word: its lease runs out, or not."""
     owner = {"format": 1, "attempt": STOPPED, "holder": "z", "host": "h", "pid": 1, "ttl": 10, "epoch": 1}
     return written(leased(begun(), 99), Put(JOB.owner, json.dumps(owner).encode(), 99))
+
+
+_OWNER = owned_already().get(JOB.owner)
+assert _OWNER is not None
+HANDED = Guard(JOB.owner, _OWNER.mod_revision, 99, KEYS.epoch, EPOCH)
 
 
 # A revision that comes again can let a late note about a lost attempt pass; such a note is for people only.
@@ -149,6 +161,27 @@ THROWN_OUT = scenario(
     outsider("O", writes(Delete(JOB.queue, prefix_end(JOB.queue))), writes(Delete(JOB.owner))),
     store=owned_already(),
 )
+THROWN_OUT_AND_PASSED = scenario(
+    "an operator takes the first of two that wait out of the line",
+    Worker("B", waits=None),
+    Worker("C", waits=None),
+    outsider("O", writes(Delete(JOB.queue, JOB.queue + b"C"), Delete(JOB.owner))),
+    store=owned_already(),
+)
+CRASHED_IN_LINE = scenario(
+    "one crashes in line, and another waits behind it",
+    Worker("B", waits=None),
+    Worker("C", waits=None),
+    store=owned_already(),
+    crashing=frozenset("B"),
+    kinds=frozenset({Fault.CRASHED, Fault.EXPIRED, Fault.DELAYED}),
+)
+OWNS_AND_STAYS = scenario(
+    "one gets the task after a while, and keeps it",
+    Worker("B", waits=None, ends=None),
+    outsider("O", writes(Delete(JOB.owner))),
+    store=owned_already(),
+)
 CLOSED_MEANWHILE = scenario(
     "a task is closed, or its epoch raised, while one waits for it",
     Worker("B", waits=None),
@@ -169,6 +202,42 @@ SESSIONS = scenario(
     "two own and wait in sessions",
     Worker("A", (put("k", "a"),), shares=True),
     Worker("B", (put("k", "b"),), waits=None, shares=True),
+)
+SESSION_RENEWALS = scenario(
+    "renewal rounds of a session, and of work that is silent",
+    Worker("A", (renewing, silently, renewing), shares=True),
+    Worker("B", (silently,)),
+)
+OBSERVING = scenario(
+    "one looks on while another proclaims, releases and claims again",
+    Worker("A", (proclaiming("here"),)).program(again=Worker("A")),
+    observer("V", 6),
+    crashing=frozenset("A"),
+)
+ONLOOKING = scenario(
+    "one looks at everything while others wait",
+    Worker("B", waits=None),
+    onlooker("V"),
+    store=written(
+        owned_already(),
+        Put(JOB.value, b'{"format":1,"generation":1,"value":"of another"}', 99),
+        Put(JOB.queue + b"?", b"?"),
+        Put(KEYS.family("queue") + b"stray", b"?"),
+        Put(KEYS.family("owner") + b"a:stray:name", b"?"),
+    ),
+)
+BORROWED = scenario(
+    "one writes under a guard that it was handed, beside somebody with none",
+    borrower("P", HANDED, "1", "2"),
+    Worker("B", waits=None),
+    outsider("O", writes(Put(KEYS.data("k"), b"foreign"))),
+    store=owned_already(),
+)
+BORROWED_CREATE = scenario(
+    "one creates a key under a guard that it was handed",
+    borrower("P", HANDED, "new 1", expect=ABSENT),
+    outsider("O", writes(Put(KEYS.data("k"), b"foreign"))),
+    store=owned_already(),
 )
 GIVING_UP = scenario(
     "one gives up waiting in a session, another waits on",
@@ -436,9 +505,16 @@ SMALL = (
     IN_LINE,
     IN_LINE_FOR_A_WHILE,
     THROWN_OUT,
+    CRASHED_IN_LINE,
+    OWNS_AND_STAYS,
     CLOSED_MEANWHILE,
     RESERVED,
     SESSIONS,
+    SESSION_RENEWALS,
+    OBSERVING,
+    ONLOOKING,
+    BORROWED,
+    BORROWED_CREATE,
     GIVING_UP,
     WRITES,
     RIVALS,
@@ -490,6 +566,7 @@ QUICK = (
     at_most(OPERATOR, 0, 0),
     at_most(THREE, 0, 0),
     at_most(LATECOMER, 0, 0),
+    at_most(THROWN_OUT_AND_PASSED, 0, 0),
 )
 DEEP = (
     *(at_most(one, 1, 0) for one in LARGE),
