@@ -223,8 +223,8 @@ class Engine:
         return held
 
     def lease_ids(self) -> tuple[int, ...]:
-        """The etcd leases of everything that is held here."""
-        return tuple(holding.tenure.guard.lease_id for holding in self.holdings())
+        """The etcd leases of everything that is held here, as far as is known."""
+        return tuple(one.tenure.guard.lease_id for one in self.holdings() if not one.belief.over)
 
     def require_live(self, holding: Holding) -> None:
         """A handle that was given back is refused here, or one whose store is known to be another. Whatever else

@@ -300,8 +300,11 @@ def _settled_answer(bid: Bid, ask: _txns.Claim, pace: Pace) -> Flow[_txns.ClaimA
     with no_answer_before(bid, ask.keys.task):
         answer = yield from answer_to(bid, ask, pace)
         if bid.doubtful and not isinstance(answer, _txns.Won | _txns.Ran | None):
-            answer = (yield from seal(ask, pace)) or answer
-            bid.in_flight = isinstance(answer, _txns.Ran)
+            ran = yield from seal(ask, pace)
+            if ran is not None:
+                bid.in_flight = True
+                return ran
+            bid.settled()
     return answer
 
 

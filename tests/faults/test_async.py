@@ -699,9 +699,12 @@ def test_many_tasks_at_once(endpoint: str, namespace: str, wire: str) -> None:
     """A hundred waiters do not keep calls waiting, and of all that claim one thing one owns it."""
 
     async def main() -> None:
-        async with etcdfence.connect_async(endpoint, namespace=namespace, transport=wire) as coordinator:
+        where: dict[str, Any] = {"endpoints": endpoint, "namespace": namespace, "transport": wire}
+        async with etcdfence.connect_async(**where) as coordinator, etcdfence.connect_async(**where) as other:
             async with coordinator.acquire("job", ttl=60) as lease:
-                waiters = [asyncio.create_task(_short(coordinator)) for _ in range(100)]
+                waiters = [asyncio.create_task(_short(other)) for _ in range(100)]
+                while len(await coordinator.waiters()) < 100:
+                    await asyncio.sleep(0.05)
                 await asyncio.gather(*(lease.put(f"k{n}", str(n)) for n in range(64)))
                 outcomes = await asyncio.gather(
                     *(coordinator.try_acquire("once", ttl=60) for _ in range(64)), return_exceptions=True

@@ -246,15 +246,15 @@ def test_acquire_waits_without_polling(coordinator: Coordinator, taped: Taped) -
 
 @pytest.mark.field(41, 42)
 def test_a_waiter_whose_history_was_compacted_reads_anew(taped: Taped, coordinator: Coordinator, raw: Raw) -> None:
-    """Between its refused claim and its watch the task changes hands and goes free, and all of that is compacted
-    away: the watch says so, and the waiter claims at once instead of listening to silence."""
+    """Between its look and its watch the task goes free, and that is compacted away: the watch says so, and the
+    waiter claims at once instead of listening to silence."""
     lease = coordinator.acquire("job", ttl=60)
     waiter, tape = taped(patience=10.0)
 
     def act(tape: Tape, request: Request[Any], within: float) -> Any:
         lease.release()
-        with coordinator.acquire("job", ttl=60):
-            pass
+        with coordinator.acquire("another", ttl=60):
+            """More history, which is compacted away as well."""
         raw.compact()
         found.append(tape.wire.call(request, within))
         return found[0]
@@ -268,8 +268,9 @@ def test_a_waiter_whose_history_was_compacted_reads_anew(taped: Taped, coordinat
         assert mine.generation > lease.generation
 
 
-def test_a_waiter_holds_no_etcd_lease(own_etcd: LocalEtcd, namespace: str) -> None:
-    """It claims on a new one when it is woken; a thousand waiters are no burden to anybody."""
+@pytest.mark.field(63)
+def test_a_waiter_holds_one_etcd_lease(own_etcd: LocalEtcd, namespace: str) -> None:
+    """That of its place in line, which becomes the one of its tenure; nothing is left of either."""
     raw = Raw(own_etcd.endpoint)
     with (
         etcdfence.connect(own_etcd.endpoint, namespace=namespace) as holder,
@@ -279,10 +280,16 @@ def test_a_waiter_holds_no_etcd_lease(own_etcd: LocalEtcd, namespace: str) -> No
         got: list[Lease] = []
         thread = threading.Thread(target=lambda: got.append(waiter.acquire("job", ttl=60, wait=20)))
         thread.start()
-        eventually("it waits", lambda: waiter._engine.host._transport._waits)  # type: ignore[attr-defined]
-        leases = [int(one["ID"]) for one in raw.gateway("/v3/lease/leases", {})["leases"]]
-        assert leases == [lease.receipt.lease_id]
+        eventually("it waits", holder.waiters)
+
+        def leases() -> set[int]:
+            return {int(one["ID"]) for one in raw.gateway("/v3/lease/leases", {}).get("leases", [])}
+
+        (place,) = holder.waiters()
+        assert leases() == {lease.receipt.lease_id, place.lease_id}
         lease.release()
         thread.join(10)
+        assert got[0].receipt.lease_id == place.lease_id
         got[0].release()
+        assert leases() == set()
     raw.close()

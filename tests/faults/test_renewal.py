@@ -438,7 +438,7 @@ def test_losing_is_logged(connect: Connect, raw: Raw, caplog: pytest.LogCaptureF
         lease = coordinator.acquire("job", ttl=2)
         raw.revoke(lease.receipt.lease_id)
         assert lease.wait_lost(5)
-        eventually("it is logged", lambda: f"lost job, generation {lease.generation}: revoked" in caplog.text)
+        eventually("it is logged", lambda: f"lost job (generation {lease.generation}): revoked" in caplog.text)
 
 
 @pytest.mark.req("S0-5", "promise-5")

@@ -69,8 +69,8 @@ def test_a_scan_of_one_task_sees_no_other(one: Any, other: Any) -> None:
 
 @given(st.integers(1, 10**6), st.floats(0, 1e9))
 def test_renewals_fit_into_the_ttl(granted: int, sent: float) -> None:
-    deadline = _timing.local_deadline(sent, granted)
-    due = _timing.next_renewal(sent, granted)
+    rhythm = _timing.Rhythm.of(granted, granted)
+    deadline, due = rhythm.deadline(sent), rhythm.next_renewal(sent)
     assert sent < due < deadline < sent + granted
     # One try that hangs for both its requests leaves time for another before the deadline.
     if granted >= 2:
