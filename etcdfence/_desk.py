@@ -121,7 +121,7 @@ class Desk:
 
     def _held(self, wish: leases.Wish, taken: Taken) -> Held:
         owner = taken.owner
-        mine = owner is not None and owner.lease_id in self._engine.lease_ids()
+        mine = owner is not None and owner.lease_id in (*wish.ours, *self._engine.lease_ids())
         namesake = owner is not None and owner.holder == wish.holder and not mine
         return Held(wish.keys.task, owner, mine=mine, namesake=namesake, line=taken.line)
 

@@ -185,8 +185,15 @@ class Belief:
 def _tell(callback: Callable[..., None] | None, *arguments: object) -> None:
     if callback is None:
         return
+
+    def call() -> None:
+        try:
+            callback(*arguments)
+        except Exception:  # of the user's own; it must not be the end of anything else
+            log.exception("a callback about a lease failed")
+
     try:
-        threading.Thread(target=callback, args=arguments, name="etcdfence-callback", daemon=True).start()
+        threading.Thread(target=call, name="etcdfence-callback", daemon=True).start()
     except RuntimeError as error:  # the interpreter is ending, or the machine is out of threads
         log.warning("a callback could not be called: %s", error)
 
