@@ -30,6 +30,7 @@ A map of the package:
     transports/                 wires to etcd
     testing/                    an etcd in memory, a virtual clock, the explorer, a pytest plug-in
     _connect, config, server    putting it together; settings; a private etcd
+    running                     a command under a lease
     rehearsals/                 failures acted out on a real etcd
 """
 
