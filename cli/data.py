@@ -43,7 +43,7 @@ def put(
     from etcdfence import running
 
     task, token, lease_id = running.told(os.environ)
-    content = sys.stdin.buffer.read() if value == "-" else value
+    content = _read() if value == "-" else value
     wanted = _expected(expect)
     with connected(endpoints, namespace, context) as coordinator:
         guard = coordinator.guard(task, token, lease_id)
@@ -66,6 +66,14 @@ def show(
     if entry.revision is ABSENT:
         raise NotFound(f"there is no data key {key!r}")
     output.show_one(views.entry_row(entry), views.ENTRY, form)
+
+
+def _read() -> bytes:
+    from etcdfence import Misuse
+
+    if sys.stdin is None:
+        raise Misuse("the value was to be read from standard input, which is closed")
+    return sys.stdin.buffer.read()
 
 
 def _expected(text: str | None) -> int | Absent | None:

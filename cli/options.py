@@ -74,8 +74,9 @@ def connected(endpoints: str | None, namespace: str | None, context: str | None)
 
 def named(task: str, *, lock: bool) -> str | TaskKey:
     """What a TASK argument names: text of the form operation:scope:vN is a task key unless --lock is given."""
-    from etcdfence import Misuse, TaskKey
+    from etcdfence import Misuse, TaskKey, model
 
+    model.checked_name(task, "a task name")
     if lock:
         return task
     try:

@@ -77,7 +77,8 @@ def show_one(row: Row, columns: Columns, form: Format) -> None:
 
 def note(text: str) -> None:
     """Something for the person at the terminal, not data."""
-    print(printable(text), file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # closed; and print() would take standard output instead
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def say(text: object) -> None:

@@ -50,14 +50,15 @@ def run(
     killed (SIGKILL), the command gets SIGTERM on Linux; elsewhere it goes on, without a lease once the TTL is
     over.
     """
-    from etcdfence import connect, running
+    from etcdfence import connect, model, running
 
     wanted = running.Command(command, grace=grace, max_runtime=max_runtime, with_parent=with_parent)
-    seconds = _seconds(wait)
+    seconds, name = _seconds(wait), named(task, lock=lock)
+    if holder is not None:
+        model.checked_name(holder, "holder")
     os.environ.update(settings(endpoints, namespace, context).environment())
     try:
         with running.ended_by_signals(), connect() as coordinator:
-            name = named(task, lock=lock)
             ended = running.run(coordinator, name, wanted, ttl=ttl, wait=seconds, holder=holder)
     except running.Signalled as signalled:
         raise typer.Exit(128 + signalled.number) from None

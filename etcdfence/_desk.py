@@ -10,16 +10,17 @@ from typing import Any, Final
 
 from etcdfence import _timing
 from etcdfence._edits import Edits
-from etcdfence._engine import Engine, SharedLease, Terms
+from etcdfence._engine import Engine, Holding, SharedLease, Terms
 from etcdfence._flow import Flow
 from etcdfence._flows import borrowing, leases
 from etcdfence._flows.pacing import Pace
 from etcdfence._keys import TaskKeys
 from etcdfence._leading import Plan
 from etcdfence._txns import Taken, Tenure
-from etcdfence.errors import Closed, Held, LeaseLost, Misuse
+from etcdfence.errors import Held, LeaseLost, Misuse, Stopped, Unavailable
 from etcdfence.model import Absent, Committed, Guard, Loss, LossReason, Periods, TaskName, Token, checked_name
 
+OVERTIME: Final = 2.0  # seconds that a request may take beyond the end of a wait
 CLOSE_SECONDS: Final = 10.0  # for an explicit close(); leases not given back by then end with their TTL
 
 
@@ -51,11 +52,13 @@ class Desk:
 
     def guard(self, task: TaskName, token: Token, lease_id: int) -> Guard:
         """The guard of a lease that another process holds and has told of: its token, and its etcd lease id.
-        LeaseLost where the token's epoch is not the present one (as last seen)."""
+        LeaseLost where its epoch is over."""
         if not isinstance(token, Token):
             raise Misuse(f"a token is needed, not {token!r}")
         keys, epoch = self._engine.keys.task(task), self._epoch
-        if token.epoch != epoch.number:
+        if token.epoch > epoch.number:
+            raise Unavailable(f"epoch {token.epoch} is newer than what this coordinator has seen; connect again")
+        if token.epoch < epoch.number:
             loss = Loss(LossReason.EPOCH_RAISED)
             raise LeaseLost(task=keys.task, generation=token.generation, loss=loss, revision=None)
         return Guard(keys.owner, token.generation, lease_id, epoch.key, epoch.value)
@@ -80,8 +83,8 @@ class Desk:
         for name, callback in callbacks.items():
             if callback is not None and (not callable(callback) or iscoroutinefunction(callback)):
                 raise Misuse(f"{name} must be a plain function of two arguments, not {callback!r}")
-        if terms.session is not None and terms.session.closed:
-            raise Closed("this session is closed; its leases were given back")
+        if terms.session is not None:
+            self._engine.require_session(terms.session)
         if terms.max_silence is not None and not _timing.checked_seconds(terms.max_silence, "max_silence"):
             raise Misuse("max_silence must be longer than zero seconds")
         return leases.Wish(
@@ -91,37 +94,74 @@ class Desk:
             pid=self._identity.pid,
             ttl=_timing.checked_ttl(terms.ttl),
             epoch=self._epoch,
-            ours=self._engine.lease_ids(),
+            ours=self._engine.attempts,
             period=terms.ttl.retry_period if isinstance(terms.ttl, Periods) else None,
         )
 
     def _task(self, task: TaskName) -> TaskKeys:
         return self._engine.keys.task(task)
 
-    def _plan(self, name: str, identity: str | None, periods: Periods, drain: float | None) -> Plan:
+    def _plan(
+        self,
+        name: str,
+        identity: str | None,
+        periods: Periods,
+        drain: float | None,
+        waits: tuple[str, ...],
+        **callbacks: Callable[..., Any] | None,
+    ) -> Plan:
+        """`waits`: the callbacks that are coroutine functions."""
         self._engine.require_open()
         self._engine.keys.task(checked_name(name, "the name of a leadership"))
+        for what, callback in callbacks.items():
+            if callback is not None and (
+                not callable(callback) or iscoroutinefunction(callback) != (what in waits)
+            ):
+                kind = "a coroutine function" if what in waits else "a plain function"
+                raise Misuse(f"{what} must be {kind}, not {callback!r}")
         holder = self._identity.holder if identity is None else checked_name(identity, "identity")
         return Plan(name, holder, periods, None if drain is None else _timing.checked_seconds(drain, "drain"))
 
     def _until(self, wait: float | None) -> float | None:
         """The moment on the local clock up to which to wait; None: without limit."""
-        return None if wait is None else self._engine.host.now() + _timing.checked_seconds(wait, "wait")
+        return None if wait is None else self._engine.host.now() + wait
 
     def _bid(self, terms: Terms) -> leases.Bid:
-        return leases.Bid(shared=terms.session.shared() if terms.session else None)
+        bid = leases.Bid(shared=terms.session.shared() if terms.session else None)
+        self._engine.bids.append(bid)
+        return bid
 
-    def _won(self, bid: leases.Bid, tenure: Tenure, terms: Terms) -> Tenure:
-        """The tenure is no longer the bid's to withdraw; the epoch may have been raised meanwhile, and a session
-        renewed."""
-        bid.taken_up(tenure)
-        guard = tenure.guard
-        self._epoch = leases.Epoch(guard.epoch_key, guard.epoch_value, tenure.epoch)
-        return replace(tenure, granted_at=terms.session.belief.renewed_at) if terms.session else tenure
+    def _won(self, wish: leases.Wish, outcome: Tenure | Taken, terms: Terms) -> Tenure:
+        """The tenure, or Held. The epoch may have been raised meanwhile, and a session renewed."""
+        if isinstance(outcome, Taken):
+            raise self._held(wish, outcome)
+        guard = outcome.guard
+        self._epoch = leases.Epoch(guard.epoch_key, guard.epoch_value, outcome.epoch)
+        return replace(outcome, granted_at=terms.session.belief.renewed_at) if terms.session else outcome
+
+    def _require_wanted(self, terms: Terms, stopped: Callable[[], bool] | None) -> Callable[[], None] | None:
+        """What ends a wait before its time: its session, or whoever had asked for it."""
+        session, engine = terms.session, self._engine
+        if session is None and stopped is None:
+            return None
+
+        def require_wanted() -> None:
+            if session is not None:
+                engine.require_session(session)
+            if stopped is not None and stopped():
+                raise Stopped("the wait was stopped")
+
+        return require_wanted
+
+    def _kept(self, holding: Holding) -> None:
+        """A session that was closed while something was claimed in it gives that back as well."""
+        if holding.session is not None and holding.session.closed:
+            self._engine.give_back_in_background(holding)
+            self._engine.require_session(holding.session)
 
     def _held(self, wish: leases.Wish, taken: Taken) -> Held:
         owner = taken.owner
-        mine = owner is not None and owner.lease_id in (*wish.ours, *self._engine.lease_ids())
+        mine = owner is not None and owner.attempt in self._engine.attempts()
         namesake = owner is not None and owner.holder == wish.holder and not mine
         return Held(wish.keys.task, owner, mine=mine, namesake=namesake, line=taken.line)
 

@@ -12,7 +12,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -28,13 +28,16 @@ from etcdfence._requests import Header
 from etcdfence._timing import Rhythm
 from etcdfence._turn import Turn
 from etcdfence._txns import Ending, Tenure
-from etcdfence.errors import Closed, EtcdFenceError, LeaseReleased, OwnershipRefused
+from etcdfence.errors import Closed, EtcdFenceError, LeaseReleased, OwnershipRefused, SessionLost
 from etcdfence.model import Doubt, Loss, LossReason, Periods
 
 log = logging.getLogger("etcdfence")
 log.addHandler(logging.NullHandler())  # a library prints nothing unless its user asks for it
 T = TypeVar("T")
+AGAIN = 0.3  # seconds between tries to give something back
 EXIT_SECONDS = 1.5  # for giving back when the interpreter ends, or a block is left by an exception
+# After these nothing of a session is ours any more, though its owner keys may hang on its living etcd lease.
+PUT_OUT = (LossReason.EPOCH_RAISED, LossReason.STORE_RESTORED)
 SECOND_OPINION = 2.0  # seconds for asking again after a reply from an older store
 
 
@@ -77,7 +80,7 @@ class SharedLease:
     def __init__(self, lease_id: int, ttl: int | Periods, granted: int, granted_at: float, clock: Clock) -> None:
         self.lease_id, self.ttl, self.granted = lease_id, ttl, granted
         self.belief = Belief(f"session {lease_id:x}", Rhythm.of(ttl, granted), granted_at, clock.now)
-        self.closed = self.dropped = False
+        self.closed = self.finished = self.dropped = False
 
     def drop(self) -> None:
         """Called by a finaliser: nobody can acquire in this session any more. What is held in it goes on."""
@@ -125,8 +128,10 @@ class Engine:
         self._holdings: dict[Belief, Holding] = {}
         self._sessions: dict[Belief, SharedLease] = {}
         self._dropped: queue.SimpleQueue[Holding] = queue.SimpleQueue()
+        self.bids: list[leases.Bid] = []
         self.acquiring: list[object] = []  # whoever is at it: threads by their number, or tasks
-        self.acquired = threading.Condition()
+        self._acquired_lock = threading.RLock()
+        self.acquired = threading.Condition(self._acquired_lock)
         self._background: list[threading.Thread] = []
         self._one_closes = threading.RLock()  # a signal handler may close in the middle of closing
         self.renewer = Renewer(self._renew, host.clock)
@@ -206,9 +211,13 @@ class Engine:
             holding.belief.released = True
             self._dropped.put(holding)
 
+    def _drain(self) -> Iterator[Holding]:
+        with suppress(queue.Empty):
+            while True:
+                yield self._dropped.get_nowait()
+
     def holdings(self) -> list[Holding]:
-        while not self._dropped.empty():
-            holding = self._dropped.get()
+        for holding in self._drain():
             if holding.belief.loss is None:
                 log.warning("a lease on %s was dropped without release()", holding.tenure.task)
             self.leave(holding)
@@ -218,13 +227,17 @@ class Engine:
             held = list(self._holdings.values())
             sessions = list(self._sessions.values())
         for session in sessions:
-            if session.dropped and not any(holding.session is session for holding in held):
-                self._end_session_in_background(session)
+            mine = [holding for holding in held if holding.session is session]
+            losses = [holding.belief.loss for holding in mine]
+            over = next((loss for loss in losses if loss and loss.reason in PUT_OUT), None)
+            if over is not None or (session.dropped and not mine):
+                self._end_session_in_background(session, over)
         return held
 
-    def lease_ids(self) -> tuple[int, ...]:
-        """The etcd leases of everything that is held here, as far as is known."""
-        return tuple(one.tenure.guard.lease_id for one in self.holdings() if not one.belief.over)
+    def attempts(self) -> tuple[str, ...]:
+        """The attempts that own something here, as far as is known, and those that are about to."""
+        bids = [bid.ask.attempt.attempt for bid in list(self.bids) if bid.ask is not None]
+        return (*bids, *(one.tenure.attempt.attempt for one in self.holdings() if not one.belief.over))
 
     def require_live(self, holding: Holding) -> None:
         """A handle that was given back is refused here, or one whose store is known to be another. Whatever else
@@ -272,7 +285,7 @@ class Engine:
     def acquired_by(self, me: object) -> None:
         if me in self.acquiring:
             self.acquiring.remove(me)
-        with self.acquired:
+        with self._acquired_lock:  # not the condition: interrupted on its way out it would stay locked
             self.acquired.notify_all()
 
     def give_back_in_background(self, holding: Holding) -> None:
@@ -280,7 +293,11 @@ class Engine:
         the latest."""
 
         def give_back() -> None:
-            self._give_back(holding, self.host.now() + holding.tenure.granted)
+            until = self.host.now() + holding.tenure.granted
+            self._give_back(holding, until, patient=True)
+            while not holding.given_back and holding.session is not None and self.host.now() < until:
+                self.host.clock.sleep(AGAIN, threading.Event())
+                self._give_back(holding, until, patient=True)
             if holding.session is not None and not holding.given_back:
                 self._end_session(holding.session, f"{holding.tenure.task} could not be released")
 
@@ -317,13 +334,13 @@ class Engine:
     def _in_background(self, name: str, action: Callable[[], None]) -> None:
         """Something that is owed to etcd and that nobody waits for, except the end of the coordinator."""
         thread = threading.Thread(target=action, name=name, daemon=True)
-        self._background = [one for one in self._background if one.is_alive()]
         try:
             thread.start()
         except RuntimeError as error:  # the interpreter is ending, or the machine is out of threads
             log.warning("%s cannot be done now, and is left to the TTL: %s", name, error)
-        else:
-            self._background.append(thread)
+            return
+        with self._lock:
+            self._background = [one for one in (*self._background, thread) if one.is_alive()]
 
     # --- giving back ---------------------------------------------------------------------------------------
 
@@ -339,10 +356,14 @@ class Engine:
         return gave_back(bid)
 
     def close_session(self, session: SharedLease, until: float) -> None:
-        """End its leases as closed and give its etcd lease back, until then (local clock)."""
-        if session.closed or self.host.forked:
+        """End its leases as closed and give its etcd lease back, until then (local clock). Nobody renews it
+        from the beginning of this, so what an interrupt leaves behind ends with the TTL; and it can be called
+        again."""
+        if session.finished or self.host.forked:
             return
         session.closed = True
+        session.belief.release()
+        self.renewer.remove(session.belief)
         held = [one for one in self.holdings() if one.session is session and not one.given_back]
         for holding in held:
             holding.belief.lose(Loss(LossReason.CLOSED))
@@ -354,25 +375,29 @@ class Engine:
     def _revoke_session(self, session: SharedLease, until: float) -> None:
         session.belief.release()
         self.renewer.remove(session.belief)
-        with self._lock:
-            self._sessions.pop(session.belief, None)
         bid = leases.Bid(lease_ids=[session.lease_id])
         with noted(session.belief.name):
             self.finish(lambda pace: leases.revoke(bid, pace), max(0.0, until - self.host.now()))
+        session.finished = True
+        with self._lock:
+            self._sessions.pop(session.belief, None)
 
-    def _end_session_in_background(self, session: SharedLease) -> None:
+    def require_session(self, session: SharedLease) -> None:
+        """SessionLost or Closed where nothing can be acquired in it any more."""
+        loss = session.belief.loss
+        if loss is not None:
+            raise SessionLost(f"this session is over ({loss.reason})")
+        if session.closed:
+            raise Closed("this session is closed; its leases were given back")
+
+    def _end_session_in_background(self, session: SharedLease, loss: Loss | None) -> None:
         if not session.closed:
             session.closed = True
+            if loss is not None:
+                session.belief.lose(loss)
             self._in_background(
                 "etcdfence-session", lambda: self._revoke_session(session, self.host.now() + session.granted)
             )
-
-    def undo_tenure(self, tenure: Tenure, seconds: float) -> None:
-        """Give back a tenure that could not be taken up."""
-        with noted(tenure.task):
-            lane, ending = Lane(tenure, tenure.granted_at), Ending("released", "it could not be kept")
-            self.finish(lambda pace: tasks.end(lane, ending, pace), seconds)
-        self.revoke(tenure, seconds)
 
     def _end_session(self, session: SharedLease, why: str) -> None:
         """What hangs on it and nobody holds must not live on with it."""
@@ -395,8 +420,7 @@ class Engine:
             for holding in self._all_closed():
                 self._give_back(holding, until)
             for session in list(self._sessions.values()):
-                session.closed = True
-                self._revoke_session(session, until)
+                self.close_session(session, until)
             for thread in self._background:
                 thread.join(max(0.0, until - self.host.now()))
             self.finally_close()
@@ -422,18 +446,22 @@ class Engine:
             holding.belief.lose(Loss(LossReason.CLOSED))
         return held
 
-    def _give_back(self, holding: Holding, until: float, reason: str = "closed") -> None:
+    def _give_back(self, holding: Holding, until: float, reason: str = "closed", *, patient: bool = False) -> None:
+        """`patient`: a write of this lease that is under way may take its time."""
         left = until - self.host.now()
         if left <= 0:
             return
         try:
             ending = Ending("released", reason)
             holding.turn.run(
-                min(left, 1.0),
+                left if patient else min(left, 1.0),
                 lambda: self.finish(lambda pace: tasks.end(holding.lane, ending, pace), left),
             )
-        except OwnershipRefused:
-            holding.given_back = True  # nothing of it is left at etcd but its lease
+        except OwnershipRefused as refused:  # nothing of it is left at etcd but its lease; and see PUT_OUT
+            holding.given_back = True
+            holding.belief.lose(refused.loss)
+            if holding.session is not None and refused.loss.reason in PUT_OUT:
+                self._end_session_in_background(holding.session, refused.loss)
         except EtcdFenceError as error:
             log.info("%s could not be released: %s", holding.tenure.task, error)
         outcome = self.revoke(holding.tenure, until - self.host.now())
@@ -445,7 +473,8 @@ class Engine:
 
         def give_back() -> None:
             try:
-                self._give_back(holding, self.host.now() + holding.tenure.granted, "no progress was reported")
+                until = self.host.now() + holding.tenure.granted
+                self._give_back(holding, until, "no progress was reported", patient=True)
                 if holding.lane.ended is not None:
                     holding.belief.lose(Loss(LossReason.SILENT))
                     self.leave(holding)

@@ -19,7 +19,15 @@ from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
 from etcdfence._records import TaskRecord, read
 from etcdfence._txns import Ending, Tenure
-from etcdfence.errors import EtcdFenceError, LeaseReleased, Misuse, OutcomeUnknown, Unavailable, Unverified
+from etcdfence.errors import (
+    EtcdFenceError,
+    LeaseReleased,
+    Misuse,
+    OutcomeUnknown,
+    OwnershipRefused,
+    Unavailable,
+    Unverified,
+)
 from etcdfence.model import Doubt, Guard, Loss, LossReason, Receipt, Standing, Token, Verdict
 
 log = logging.getLogger("etcdfence")
@@ -213,8 +221,12 @@ class LeaseHandle:
             if (yield from self._finishes(0.5)) is GaveBack.NO:
                 self._goes_on_releasing()
                 raise
-        except EtcdFenceError:
+        except OwnershipRefused:
             yield from self._finishes()
+            raise
+        except EtcdFenceError:  # credentials refused, say: it may be accepted yet
+            yield from self._finishes()
+            self._goes_on_releasing()
             raise
         except BaseException:  # Ctrl-C: nobody renews this lease any more, and it must not look held
             self._stop()
@@ -225,7 +237,7 @@ class LeaseHandle:
 
     def _goes_on_releasing(self) -> None:
         """What hangs on a session's lease does not end by itself."""
-        if self._tenure.shared:
+        if self._tenure.shared and self._holding.lane.ended is None:
             self._engine.give_back_in_background(self._holding)
 
     def _finishes(self, seconds: float = 1.0) -> Play[GaveBack]:

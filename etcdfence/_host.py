@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from etcdfence._flow import AsyncTransport, Transport
+from etcdfence._flow import AsyncCaller, AsyncTransport, Caller, Transport
 from etcdfence._requests import (
     FreshId,
     FreshLeaseId,
@@ -30,7 +30,7 @@ from etcdfence._requests import (
     Wait,
     Waited,
 )
-from etcdfence.errors import Closed, Stopped
+from etcdfence.errors import Closed
 
 T = TypeVar("T")
 SHORTEST_TRY: Final = 0.5  # seconds
@@ -100,30 +100,26 @@ class Bounded:
 
 
 class Stoppable:
-    """A host whose waits and pauses end with Stopped once `stopped` says so, within about SLICE seconds."""
+    """Waits and pauses end within about SLICE seconds once `require_wanted` raises that they are to."""
 
-    def __init__(self, host: Host, stopped: Callable[[], bool]) -> None:
-        self._host, self._stopped = host, stopped
+    def __init__(self, inner: Caller, now: Callable[[], float], require_wanted: Callable[[], None]) -> None:
+        self._inner, self._now, self._require_wanted = inner, now, require_wanted
 
     def call(self, request: Request[T]) -> T:
         if isinstance(request, Wait):
             return cast("T", self._wait(request))
         if isinstance(request, Sleep):
             self._require_wanted()
-        return self._host.call(request)
+        return self._inner.call(request)
 
     def _wait(self, request: Wait) -> Waited:
-        until = self._host.now() + request.timeout
+        until = self._now() + request.timeout
         while True:
             self._require_wanted()
-            left = until - self._host.now()
-            word = self._host.call(replace(request, timeout=min(SLICE, max(left, 0.0))))
+            left = until - self._now()
+            word = self._inner.call(replace(request, timeout=min(SLICE, max(left, 0.0))))
             if word is not Waited.TIMED_OUT or left <= SLICE:
                 return word
-
-    def _require_wanted(self) -> None:
-        if self._stopped():
-            raise Stopped("the wait was stopped")
 
 
 class Host:
@@ -255,6 +251,29 @@ class AsyncHost:
         if isinstance(reply, TxnReply):
             host.witness(reply.header, known, store)
         return reply
+
+
+class AsyncStoppable:
+    """`Stoppable` for coroutines."""
+
+    def __init__(self, inner: AsyncCaller, now: Callable[[], float], require_wanted: Callable[[], None]) -> None:
+        self._inner, self._now, self._require_wanted = inner, now, require_wanted
+
+    async def call(self, request: Request[T]) -> T:
+        if isinstance(request, Wait):
+            return cast("T", await self._wait(request))
+        if isinstance(request, Sleep):
+            self._require_wanted()
+        return await self._inner.call(request)
+
+    async def _wait(self, request: Wait) -> Waited:
+        until = self._now() + request.timeout
+        while True:
+            self._require_wanted()
+            left = until - self._now()
+            word = await self._inner.call(replace(request, timeout=min(SLICE, max(left, 0.0))))
+            if word is not Waited.TIMED_OUT or left <= SLICE:
+                return word
 
 
 class AsyncBounded:

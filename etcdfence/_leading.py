@@ -35,7 +35,8 @@ class Election:
 class LeadershipHandle(Generic[L]):
     def __init__(self, election: Election) -> None:
         self._plan, self._election = election.plan, election
-        self._lease: L | None = None  # while the work goes on
+        self._lease: L | None = None  # while this one leads
+        self._working: L | None = None  # what the work was begun under, while it goes on
         self._leader: str | None = None
 
     @property
@@ -61,14 +62,14 @@ class LeadershipHandle(Generic[L]):
 
     @property
     def leader(self) -> str | None:
-        """The identity of the leader, as last observed."""
+        """The identity of the leader, as last observed; None unless there is an `on_new_leader`."""
         return self._leader
 
     @property
     def healthy(self) -> bool:
         """For a liveness probe. False while the work goes on although its lease is over or was not renewed for two
-        periods: somebody should end this process before the lease runs out. One that does not lead is healthy."""
-        lease = self._lease
+        periods: somebody should end this process before the lease runs out. Without work it is healthy."""
+        lease = self._working
         if lease is None:
             return True
         overdue = min(2 * self._plan.periods.retry_period + 1, self._plan.periods.renew_deadline)
@@ -81,7 +82,7 @@ class LeadershipHandle(Generic[L]):
         if self._election.on_new_leader is not None:
             try:
                 self._election.on_new_leader(leader)
-            except Exception:  # the user's own; the next leader must be told all the same
+            except BaseException:
                 log.exception("on_new_leader failed")
 
     def __repr__(self) -> str:

@@ -227,13 +227,15 @@ class Renewer:
     def __init__(self, round: Callable[[Sequence[Belief], float], Sequence[Outcome]], clock: Clock) -> None:
         self._round, self._clock = round, clock
         self._leases: list[Belief] = []
-        self._changed = threading.Condition()
+        # Callers take the lock itself: one that is interrupted on leaving a condition would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def add(self, lease: Belief) -> None:
         """Renew this lease from now on. RuntimeError, and nothing added, where no thread can be started."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             if self._thread is None or not self._thread.is_alive():
@@ -245,11 +247,11 @@ class Renewer:
 
     def remove(self, lease: Belief) -> None:
         """After this no new renewal of the lease begins; one that is under way may still be answered."""
-        with self._changed:
+        with self._lock:
             self._leases = [one for one in self._leases if one is not lease]
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._leases = []
             self._changed.notify()

@@ -25,7 +25,8 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken itself: interrupted on its way out a condition would stay locked
+        self._changed = threading.Condition(self._lock)
         self._line: deque[object] = deque()  # whoever is first has the turn; coroutines stand for themselves
 
     def run(self, seconds: float, action: Callable[[], T]) -> T:
@@ -56,7 +57,7 @@ class Turn:
 
     def _wake(self) -> None:
         if self._line:
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
             with contextlib.suppress(IndexError):  # the line has emptied meanwhile
                 first = self._line[0]
@@ -64,7 +65,7 @@ class Turn:
                     first.wake()
 
     def _await(self, me: object, seconds: float) -> None:
-        with self._changed:
+        with self._lock:
             for _ in range(math.ceil(seconds / LOOK_AGAIN)):
                 if self._changed.wait_for(lambda: self._line[0] is me, LOOK_AGAIN):
                     return

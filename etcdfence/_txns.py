@@ -264,7 +264,7 @@ def stands(ask: Claim, reply: TxnReply) -> Ran | Shut | OtherEpoch | Taken:
 def enter(ask: Claim) -> Txn:
     """Get in line: an entry on the wait lease. Repeated it changes nothing, for an entry keeps its create
     revision. The compare on the attempt key is what keeps a late try from leaving an entry behind: an attempt
-    that has run, or was sealed, has no place in line."""
+    that has run, or was sealed, has no place in line. A task that is closed, or of another epoch, has no line."""
     attempt = ask.attempt
     waiter = WaiterRecord(
         attempt=attempt.attempt,
@@ -274,7 +274,15 @@ def enter(ask: Claim) -> Txn:
         since=attempt.started,
     )
     put = Put(ask.entry_key, waiter.to_bytes(), ask.wait_lease)
-    return Txn((absent(ask.attempt_key),), (put, *standing_of(ask)), standing_of(ask))
+    return Txn(
+        compares=(
+            absent(ask.attempt_key),
+            absent(ask.keys.closed),
+            Compare(Target.VALUE, ask.epoch_key, ask.epoch_value),
+        ),
+        success=(put, *standing_of(ask)),
+        failure=standing_of(ask),
+    )
 
 
 def leave(ask: Claim) -> Txn:
@@ -530,6 +538,8 @@ def loss_seen(guard: Guard, attempt: str, evidence: Evidence) -> Loss | None:
     current = last.ended.generation if last.ended else evidence.last.mod_revision
     if current < guard.generation:
         return Loss(LossReason.STORE_RESTORED)
+    if current == guard.generation:  # its own end, seen by somebody who does not know the attempt
+        return None
     return Loss(LossReason.SUPERSEDED, current=current)
 
 

@@ -40,12 +40,12 @@ class Settings:
 
     def environment(self) -> dict[str, str]:
         """The same settings as variables, for a process that is to find them."""
-        found = {
+        return {
             "ETCDFENCE_ENDPOINTS": ",".join(self.endpoints),
             "ETCDFENCE_NAMESPACE": self.namespace,
             "ETCDFENCE_TRANSPORT": self.transport,
+            "ETCDFENCE_DATA_PREFIX": self.data_prefix,
         }
-        return found | ({"ETCDFENCE_DATA_PREFIX": self.data_prefix} if self.data_prefix else {})
 
 
 def load(
@@ -63,16 +63,20 @@ def load(
     chosen: dict[str, Any] = {}
     sources: dict[str, str] = {}
 
-    def choose(name: str, argument: object, variables: tuple[str, ...], default: object) -> None:
+    def choose(
+        name: str, argument: object, variables: tuple[str, ...], default: object, empty: str | None = None
+    ) -> None:
         candidates = [("argument", argument)]
-        candidates += [(f"${variable}", environ.get(variable) or None) for variable in variables]
+        candidates += [
+            (f"${variable}", environ.get(variable) or empty) for variable in variables if variable in environ
+        ]
         candidates += [(where, stored.get(name)), ("default", default)]
         sources[name], chosen[name] = next(found for found in candidates if found[1] is not None)
 
     choose("endpoints", endpoints, ("ETCDFENCE_ENDPOINTS", "ETCDCTL_ENDPOINTS"), DEFAULT_ENDPOINTS)
     choose("namespace", namespace, ("ETCDFENCE_NAMESPACE",), DEFAULT_NAMESPACE)
     choose("transport", transport, ("ETCDFENCE_TRANSPORT",), "grpc")
-    choose("data_prefix", data_prefix, ("ETCDFENCE_DATA_PREFIX",), "below the namespace")
+    choose("data_prefix", data_prefix, ("ETCDFENCE_DATA_PREFIX",), "below the namespace", "")
     for name in ("namespace", "data_prefix", "transport"):
         if not isinstance(chosen[name], str):
             raise Misuse(f"{name} (from {sources[name]}) must be text, not {chosen[name]!r}")

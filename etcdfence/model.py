@@ -199,6 +199,8 @@ class Doubt(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
+MIN_SECONDS: Final = 0.01
+MAX_SECONDS: Final = 9_000_000_000  # etcd grants no longer TTL
 JITTER: Final = 1.2  # a pause between two tries is lengthened at random by up to this factor in client-go
 
 
@@ -219,12 +221,13 @@ class Periods:
 
     def __post_init__(self) -> None:
         whole = isinstance(self.lease_duration, int) and not isinstance(self.lease_duration, bool)
-        if not whole or self.lease_duration < 1:
+        if not whole or not 1 <= self.lease_duration <= MAX_SECONDS:
             raise Misuse(f"lease_duration is a whole number of seconds from 1, not {self.lease_duration!r}")
         for name in ("renew_deadline", "retry_period"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise Misuse(f"{name} is a number of seconds above 0, not {value!r}")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not MIN_SECONDS <= value <= MAX_SECONDS:
+                raise Misuse(f"{name} is a number of seconds from {MIN_SECONDS}, not {value!r}")
         if not self.lease_duration > self.renew_deadline:
             raise Misuse(
                 f"lease_duration ({self.lease_duration} s) must be longer than renew_deadline"

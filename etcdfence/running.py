@@ -30,7 +30,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, OwnershipRefused, Unavailable
-from etcdfence.model import TaskKey, TaskName, Token
+from etcdfence.model import Standing, TaskKey, TaskName, Token
 
 if TYPE_CHECKING:
     from etcdfence._sync import Coordinator, Lease
@@ -42,10 +42,12 @@ FORWARDED: Final = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH")
     if hasattr(signal, name)
 )
-ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+LONGEST: Final = 100_000_000.0  # seconds
 LOOK_AGAIN: Final = 0.05  # seconds, for what nobody tells of: the parent's end, and the end of a whole group
 PARENT_SECONDS: Final = 0.5
 KILLED_SECONDS: Final = 2.0
+UNKNOWN: Final = 255  # the exit code of a command that somebody else has collected
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -87,10 +89,14 @@ def find(command: Sequence[str]) -> str:
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """While nothing runs: a signal that would end us raises Signalled in the main thread, so that everything is
-    given back on the way out. Those that were ignored from the start (nohup) stay ignored."""
+    given back on the way out, which a second one does not disturb. Those that were ignored from the start (nohup)
+    stay ignored."""
+    came: list[int] = []
 
     def end(number: int, _frame: object) -> None:
-        raise Signalled(number)
+        came.append(number)
+        if len(came) == 1:
+            raise Signalled(number)
 
     with handling(end, ENDING):
         yield
@@ -135,27 +141,47 @@ class Command:
         with_parent: bool = False,
     ) -> None:
         self._program, self._command = find(command), list(command)
-        self._grace, self._max_runtime, self._with_parent = grace, max_runtime, with_parent
+        self._grace, self.with_parent = _seconds(grace, "grace"), with_parent
+        self._max_runtime = None if max_runtime is None else _seconds(max_runtime, "max_runtime")
         self._events: queue.SimpleQueue[tuple[_What, int]] = queue.SimpleQueue()  # put() may interrupt itself
         self._parent = os.getppid()
         self._why = Why.BY_ITSELF
         self._time_up_at: float | None = None
         self._kill_at: float | None = None
+        self.held: Callable[[], bool] = lambda: True  # asked after we were stopped
 
     def lost(self, *_: object) -> None:
         """The lease is lost, or cannot be verified: end the command."""
         self._events.put((_What.LOST, 0))
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether the process that started us has ended, and that is to be our end as well."""
+        return self.with_parent and os.getppid() != self._parent
+
     def run(self, environment: Mapping[str, str]) -> Ended:
-        """Run it to its end, and that of everything in its process group."""
-        with handling(lambda number, _: self._events.put((_What.SIGNAL, number)), FORWARDED), _Terminal() as tty:
-            group = self._start(environment).pid
-            tty.give_to(group)
-            if self._max_runtime is not None:
-                self._time_up_at = time.monotonic() + self._max_runtime
-            threading.Thread(target=self._await, args=(group,), name="etcdfence-command", daemon=True).start()
-            code = self._attend(group, tty)
-            self._end_what_is_left(group)
+        """Run it to its end, and that of everything in its process group: nothing of it is left, whatever goes
+        wrong here."""
+        chosen = (*FORWARDED, signal.SIGTSTP)
+        with (
+            _collecting_children(),
+            handling(lambda number, _: self._events.put((_What.SIGNAL, number)), chosen),
+            _Terminal() as tty,
+        ):
+            child = self._start(environment)
+            try:
+                tty.group = child.pid
+                tty.hand_over()
+                if self._max_runtime is not None:
+                    self._time_up_at = time.monotonic() + self._max_runtime
+                threading.Thread(target=self._await, args=(child,), name="etcdfence-command", daemon=True).start()
+                code = self._attend(child.pid, tty)
+            except BaseException:
+                self._kill_at = time.monotonic()
+                _signal(child.pid, signal.SIGTERM)
+                raise
+            finally:
+                self._end_what_is_left(child.pid, tty)
         return Ended(self._why, code if code >= 0 else 128 - code)
 
     def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -170,32 +196,65 @@ class Command:
         except OSError as error:
             raise EtcdFenceError(f"{self._command[0]} cannot be run: {error.strerror}") from error
 
-    def _await(self, child: int) -> None:
-        while True:
-            _, status = os.waitpid(child, os.WUNTRACED)
-            if not os.WIFSTOPPED(status):
-                self._events.put((_What.EXITED, os.waitstatus_to_exitcode(status)))
-                return
-            self._events.put((_What.STOPPED, 0))
+    def _await(self, child: subprocess.Popen[bytes]) -> None:
+        """Tell what becomes of the command. The Popen is told as well: left alone, it would collect a child
+        that has ended when it is collected itself."""
+        code = UNKNOWN
+        try:
+            while True:
+                _, status = os.waitpid(child.pid, os.WUNTRACED)
+                if not os.WIFSTOPPED(status):
+                    code = os.waitstatus_to_exitcode(status)
+                    return
+                self._events.put((_What.STOPPED, os.WSTOPSIG(status)))
+        except ChildProcessError:
+            log.error("somebody else has collected the command; how it ended is not known")
+        finally:
+            child.returncode = code
+            self._events.put((_What.EXITED, code))
 
     def _attend(self, group: int, tty: _Terminal) -> int:
         """Hand on signals, and end the command when that is due, until it has ended."""
         while True:
             what, number = self._next()
-            match what:
-                case _What.EXITED:
-                    return number
-                case _What.SIGNAL:
-                    _signal(group, number)
-                case _What.LOST:
-                    self._end(group, Why.LOST)
-                case _What.STOPPED if tty.mine:
-                    tty.stop_with(group)
+            if what is _What.EXITED:
+                return number
+            self._heed(what, number, group, tty)
             self._do_what_is_due(group)
+
+    def _heed(self, what: _What, number: int, group: int, tty: _Terminal) -> None:
+        match what:
+            case _What.LOST:
+                self._lost(group)
+            case _What.STOPPED if tty.ours:  # it wants the terminal, which we were given in the meantime
+                tty.hand_over()
+                _signal(group, signal.SIGCONT)
+            case _What.STOPPED if tty.the_commands:
+                self._stop(group, tty)
+            case _What.SIGNAL if number == signal.SIGTSTP:
+                _signal(group, signal.SIGTSTP)
+                self._stop(group, tty)
+            case _What.SIGNAL:
+                if number == signal.SIGCONT:
+                    tty.hand_over()
+                _signal(group, number)
+
+    def _stop(self, group: int, tty: _Terminal) -> None:
+        """Stop as the command has been stopped, with all of our job; and when it is continued, go on if the
+        lease has lasted. A job that nobody could continue is not stopped by the kernel, and goes on at once."""
+        tty.take_back()
+        _signal(group, signal.SIGSTOP)
+        ours = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.killpg(os.getpgrp(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, ours)
+        tty.hand_over()
+        if not self.held():
+            self._lost(group)
+        _signal(group, signal.SIGCONT)
 
     def _next(self) -> tuple[_What, int]:
         due = [one for one in (self._kill_at or self._time_up_at,) if one is not None]
-        pauses = [max(0.0, one - time.monotonic()) for one in due] + [PARENT_SECONDS] * self._with_parent
+        pauses = [max(0.0, one - time.monotonic()) for one in due] + [PARENT_SECONDS] * self.with_parent
         try:
             return self._events.get(timeout=min(pauses, default=None))
         except queue.Empty:
@@ -205,11 +264,15 @@ class Command:
         now = time.monotonic()
         if self._time_up_at is not None and now >= self._time_up_at:
             self._end(group, Why.TIME_UP)
-        if self._with_parent and os.getppid() != self._parent:
+        if self.orphaned:
             self._end(group, Why.BY_ITSELF)
         if self._kill_at is not None and now >= self._kill_at:
             _signal(group, signal.SIGKILL)
             self._kill_at = now + PARENT_SECONDS
+
+    def _lost(self, group: int) -> None:
+        self._end(group, Why.LOST)
+        self._why = Why.LOST  # whatever else was the reason before
 
     def _end(self, group: int, why: Why) -> None:
         """Once: the first reason counts."""
@@ -218,7 +281,7 @@ class Command:
             _signal(group, signal.SIGTERM)
             _signal(group, signal.SIGCONT)  # one that is stopped must hear it
 
-    def _end_what_is_left(self, group: int) -> None:
+    def _end_what_is_left(self, group: int, tty: _Terminal) -> None:
         """What the command has left running in its group: told to end, then killed. A zombie that nobody collects
         (in a container without an init) looks as if it were still there, so this does not go on for ever."""
         until = None
@@ -227,7 +290,29 @@ class Command:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 until = until or time.monotonic() + KILLED_SECONDS
             self._do_what_is_due(group)
-            time.sleep(LOOK_AGAIN)
+            with contextlib.suppress(queue.Empty):
+                what, number = self._events.get(timeout=LOOK_AGAIN)
+                self._heed(what, number, group, tty)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if self._events.get_nowait()[0] is _What.LOST:
+                    self._why = Why.LOST
+
+
+def _seconds(value: float, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+        raise Misuse(f"{what} is a number of seconds from 0 to {LONGEST:.0f}, not {value!r}")
+    return float(value)
+
+
+@contextmanager
+def _collecting_children() -> Iterator[None]:
+    """Where SIGCHLD is ignored, the kernel collects children, and nobody learns how they ended."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def _signal(group: int, number: int) -> bool:
@@ -253,30 +338,46 @@ _end_with_parent: Final = _death_signal()
 
 
 class _Terminal:
-    """Who reads from the terminal: the command while it runs, where it was us, so that Ctrl-C is for the
-    command."""
+    """Who reads from our controlling terminal: the command while we are in the foreground, so that Ctrl-C is
+    for it."""
 
     def __init__(self) -> None:
+        self.group = 0
         self._file = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else -1
-        self.mine = self._file >= 0 and os.tcgetpgrp(self._file) == os.getpgrp()
 
-    def give_to(self, group: int) -> None:
-        if self.mine:
-            with _ignoring(signal.SIGTTOU), contextlib.suppress(OSError):  # gone, or the command has ended already
-                os.tcsetpgrp(self._file, group)
+    @property
+    def _foreground(self) -> int:
+        """The process group that has it; 0 where it is not ours, or gone."""
+        try:
+            return os.tcgetpgrp(self._file) if self._file >= 0 else 0
+        except OSError:
+            return 0
 
-    def stop_with(self, group: int) -> None:
-        """Stop as well, so that the shell can go on; the lease runs out unless we are soon continued."""
-        self.give_to(os.getpgrp())
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self.give_to(group)
-        _signal(group, signal.SIGCONT)
+    @property
+    def ours(self) -> bool:
+        return self._foreground == os.getpgrp()
+
+    @property
+    def the_commands(self) -> bool:
+        return self.group != 0 and self._foreground == self.group
+
+    def hand_over(self) -> None:
+        if self.ours:
+            self._give_to(self.group)
+
+    def take_back(self) -> None:
+        if self.the_commands:
+            self._give_to(os.getpgrp())
+
+    def _give_to(self, group: int) -> None:
+        with _ignoring(signal.SIGTTOU), contextlib.suppress(OSError):  # gone, or the command has ended already
+            os.tcsetpgrp(self._file, group)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.give_to(os.getpgrp())
+        self.take_back()
 
 
 @contextmanager
@@ -297,10 +398,11 @@ def run(
 ) -> Ended:
     """Acquire the task and run the command under it. Held where somebody else has it; Signalled where a signal
     came before the command was started."""
-    with ended_by_signals():
+    with ended_by_signals(), _ended_with_parent(command):
         lease = coordinator.acquire(
             task, ttl=ttl, wait=wait, holder=holder, on_lost=command.lost, on_unverified=command.lost
         )
+        command.held = lambda: lease.standing is Standing.HELD
         try:
             ended = command.run({**os.environ, **environment(lease, task)})
         except BaseException as error:
@@ -313,6 +415,25 @@ def run(
         except (Unavailable, OutcomeUnknown) as unheard:
             log.warning("%s could not be released and ends with its TTL: %s", lease.task, unheard)
         return ended
+
+
+@contextmanager
+def _ended_with_parent(command: Command) -> Iterator[None]:
+    """Before there is a command, the end of our parent is for us what a SIGTERM is."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not command.orphaned:
+            if done.wait(PARENT_SECONDS):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if command.with_parent:
+        threading.Thread(target=watch, name="etcdfence-parent", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def environment(lease: Lease, task: TaskName) -> dict[str, str]:

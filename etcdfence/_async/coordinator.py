@@ -12,10 +12,12 @@ from etcdfence._async.leadership import AsyncLeadership
 from etcdfence._async.lease import AsyncLease
 from etcdfence._async.opening import Opening
 from etcdfence._async.session import AsyncSession
-from etcdfence._desk import CLOSE_SECONDS, Desk, Identity
+from etcdfence._desk import CLOSE_SECONDS, OVERTIME, Desk, Identity
 from etcdfence._engine import EXIT_SECONDS, Terms
+from etcdfence._flow import AsyncCaller
 from etcdfence._flows import fencing, leases, tasks, turns, watching
 from etcdfence._flows.pacing import Pace
+from etcdfence._host import AsyncBounded, AsyncStoppable
 from etcdfence._leading import Election
 from etcdfence._requests import Members
 from etcdfence._txns import Tenure
@@ -116,30 +118,46 @@ class AsyncCoordinator(Desk):
         on_lost: Callable[[AsyncLease, Loss], object] | None,
         on_unverified: Callable[[AsyncLease, Doubt], object] | None,
         cancel_on_loss: bool,
+        keep: object = None,
     ) -> Opening[AsyncLease]:
         wish = self._wish(task, holder, terms, on_lost=on_lost, on_unverified=on_unverified)
-        until = self._until(wait)
+        seconds = None if wait is None else _timing.checked_seconds(wait, "wait")
 
         async def lease() -> AsyncLease:
-            tenure = await self._own(wish, until, terms)
+            until, bid = self._until(seconds), self._bid(terms)
+            caller = self._caller(until, self._require_wanted(terms, None))
             try:
-                return AsyncLease(self._engine, tenure, terms, on_lost, on_unverified, cancel_on_loss)
-            except RuntimeError as error:  # no thread can be started that would renew it
-                self._engine.undo_tenure(tenure, 1.0)
-                raise EtcdFenceError(f"{tenure.task} cannot be kept: {error}") from error
+                flow = turns.acquire(bid, wish, self._engine.patience, until)
+                outcome = await self._engine.adrive(flow, caller)
+                owned = self._lease(self._won(wish, outcome, terms), terms, on_lost, on_unverified, cancel_on_loss)
+                bid.taken_up(owned._tenure)
+            finally:  # what went unanswered, or was given up
+                self._engine.bids.remove(bid)
+                self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=False)
+            self._kept(owned._holding)
+            return owned
 
-        return Opening("an acquire", lambda: self._engine.acquire(lease))
+        return Opening("an acquire", lambda: self._engine.acquire(lease), keep)
 
-    async def _own(self, wish: leases.Wish, until: float | None, terms: Terms) -> Tenure:
-        bid = self._bid(terms)
+    def _lease(
+        self,
+        tenure: Tenure,
+        terms: Terms,
+        on_lost: Callable[[AsyncLease, Loss], object] | None,
+        on_unverified: Callable[[AsyncLease, Doubt], object] | None,
+        cancel_on_loss: bool,
+    ) -> AsyncLease:
         try:
-            flow = turns.acquire(bid, wish, self._engine.patience, until)
-            outcome = await self._engine.adrive(flow, self._engine.async_host)
-            if not isinstance(outcome, Tenure):
-                raise self._held(wish, outcome)
-            return self._won(bid, outcome, terms)
-        finally:  # what went unanswered, or was given up
-            self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=False)
+            return AsyncLease(self._engine, tenure, terms, on_lost, on_unverified, cancel_on_loss)
+        except RuntimeError as error:  # no thread can be started that would renew it
+            raise EtcdFenceError(f"{tenure.task} cannot be kept: {error}") from error
+
+    def _caller(self, until: float | None, require_wanted: Callable[[], None] | None = None) -> AsyncCaller:
+        """Requests do not go on for long after a wait is over, however silent etcd is."""
+        host, inner = self._engine.host, self._engine.async_host
+        timely = until is not None and until > host.now()
+        caller: AsyncCaller = AsyncBounded(inner, until + OVERTIME) if until is not None and timely else inner
+        return AsyncStoppable(caller, host.now, require_wanted) if require_wanted else caller
 
     def lead(
         self,
@@ -166,7 +184,9 @@ class AsyncCoordinator(Desk):
                        to run out, since nobody can say that the work has stopped. None: no limit
         """
         periods = Periods(lease_duration, renew_deadline, retry_period)
-        election = Election(self._plan(name, identity, periods, drain), on_started, on_stopped, on_new_leader)
+        callbacks = {"on_started": on_started, "on_stopped": on_stopped, "on_new_leader": on_new_leader}
+        plan = self._plan(name, identity, periods, drain, ("on_started",), **callbacks)
+        election = Election(plan, on_started, on_stopped, on_new_leader)
         return AsyncLeadership(self, election)
 
     # --- writing for somebody else --------------------------------------------------------------------------

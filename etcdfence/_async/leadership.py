@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from etcdfence._async.lease import AsyncLease
 from etcdfence._engine import Terms
 from etcdfence._leading import Election, LeadershipHandle
-from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, Unavailable
+from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, OwnershipRefused, Unavailable
 from etcdfence.model import Standing
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class AsyncLeadership(LeadershipHandle[AsyncLease]):
         )
         try:
             lease = await self._unless_stopped(opening)
-        except (Unavailable, OutcomeUnknown) as error:
+        except (Unavailable, OutcomeUnknown, OwnershipRefused) as error:
             log.warning("%s: no claim could be made: %s", self.name, error)
             await self._pause()
         else:
@@ -78,13 +78,15 @@ class AsyncLeadership(LeadershipHandle[AsyncLease]):
         doing, stop = asyncio.create_task(awaited()), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait([doing, stop], return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                doing.cancel()
+                await asyncio.wait([doing])
         except asyncio.CancelledError:
+            doing.cancel()
             doing.add_done_callback(self._not_wanted)
             raise
         finally:
             stop.cancel()
-            doing.cancel()  # nothing happens where it has ended
-        await asyncio.wait([doing])
         return None if doing.cancelled() else doing.result()
 
     def _not_wanted(self, done: asyncio.Task[Any]) -> None:
@@ -95,19 +97,19 @@ class AsyncLeadership(LeadershipHandle[AsyncLease]):
     # --- one time of leading -------------------------------------------------------------------------------
 
     async def _serve(self, lease: AsyncLease) -> None:
-        self._lease = lease
+        """From the lease being ours to the lease being given back."""
         over = asyncio.Event()
         lease._belief.on_doubt = lambda _: self._coordinator._engine.call_in_loop(over.set)
+        if lease.standing is not Standing.HELD:  # before there was anybody to tell
+            await self._give_back(lease, stopped=True)
+            return
+        self._lease = self._working = lease
         work = asyncio.create_task(self._work(lease, over), name=f"etcdfence-lead-{self.name}")
         try:
-            if lease.standing is Standing.HELD:
-                await self._until_over(lease, over)
+            await self._until_over(lease, over)
         finally:
             work.cancel()
-            try:
-                await asyncio.wait([work], timeout=self._plan.drain)
-            finally:
-                await self._end(lease, stopped=work.done())
+            await self._wind_down(lease, work)
         if work.done() and not work.cancelled():
             work.result()  # what on_started raised
 
@@ -126,7 +128,37 @@ class AsyncLeadership(LeadershipHandle[AsyncLease]):
             over.set()
             raise
 
-    async def _end(self, lease: AsyncLease, *, stopped: bool) -> None:
+    async def _wind_down(self, lease: AsyncLease, work: asyncio.Task[Any]) -> None:
+        """Wait for the work to end. Cancelled in that, the lease is renewed on and given back when it has
+        ended."""
+        try:
+            await asyncio.wait([work], timeout=self._plan.drain)
+        except asyncio.CancelledError:
+            work.add_done_callback(lambda _: self._gone(lease))
+            raise
+        self._lease = None
+        if work.done():
+            self._working = None
+        try:
+            await self._give_back(lease, stopped=work.done())
+        finally:
+            if self._election.on_stopped is not None:
+                self._election.on_stopped()
+        if not work.done():  # no second work beside one that has not ended
+            stop = asyncio.create_task(self._stop.wait())
+            try:
+                await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stop.cancel()
+                work.add_done_callback(lambda _: self._gone(None))
+
+    def _gone(self, lease: AsyncLease | None) -> None:
+        """The work has ended after all."""
+        self._lease = self._working = None
+        if lease is not None:
+            self._coordinator._engine.give_back_in_background(lease._holding)
+
+    async def _give_back(self, lease: AsyncLease, *, stopped: bool) -> None:
         try:
             if stopped:
                 await lease.release()
@@ -135,10 +167,6 @@ class AsyncLeadership(LeadershipHandle[AsyncLease]):
                 lease.abandon()
         except EtcdFenceError as error:
             log.info("%s: the leadership was not released: %s", self.name, error)
-        finally:
-            self._lease = None
-        if self._election.on_stopped is not None:
-            self._election.on_stopped()
 
     # --- what others do ------------------------------------------------------------------------------------
 

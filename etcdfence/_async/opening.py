@@ -25,8 +25,8 @@ class Opening(Awaitable[T], Generic[T]):
     """Await it for the thing itself, or enter it with `async with`, once. Nothing has begun before that, and
     between the opening and the entering there is no point at which a cancellation could leave it behind."""
 
-    def __init__(self, what: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._what, self._begin = what, begin
+    def __init__(self, what: str, begin: Callable[[], Coroutine[Any, Any, T]], keep: object = None) -> None:
+        self._what, self._begin, self._keep = what, begin, keep
         self._begun = False
         self._opened: T | None = None
 
@@ -34,7 +34,13 @@ class Opening(Awaitable[T], Generic[T]):
         if self._begun:
             raise Misuse(f"{self._what} was awaited already; call it again for another one")
         self._begun = True
-        return self._begin()
+        return self._kept(self._keep)
+
+    async def _kept(self, keep: object) -> T:
+        """`keep` must not be collected before this has ended: the session that a lease is opened in, say."""
+        opened = await self._begin()
+        del keep
+        return opened
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self._coroutine().__await__()

@@ -42,7 +42,7 @@ class AsyncSession(SessionHandle):
         """As `AsyncCoordinator.try_acquire`. With `max_silence` a lease whose work reports no progress is
         released."""
         terms = Terms(self._shared.ttl, max_silence, self._shared)
-        return self._coordinator._acquire(task, 0.0, holder, terms, on_lost, on_unverified, cancel_on_loss)
+        return self._coordinator._acquire(task, 0.0, holder, terms, on_lost, on_unverified, cancel_on_loss, self)
 
     def acquire(
         self,
@@ -57,7 +57,7 @@ class AsyncSession(SessionHandle):
     ) -> Opening[AsyncLease]:
         """As `AsyncCoordinator.acquire`. A wait has an etcd lease of its own, which ends with it."""
         terms = Terms(self._shared.ttl, max_silence, self._shared)
-        return self._coordinator._acquire(task, wait, holder, terms, on_lost, on_unverified, cancel_on_loss)
+        return self._coordinator._acquire(task, wait, holder, terms, on_lost, on_unverified, cancel_on_loss, self)
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Give back everything that is held here (`loss.reason` closed), and the etcd lease. Twice is no error."""

@@ -2,7 +2,7 @@
 
 It has no lane, and so no marker to find out by what became of a lost answer. The data key's own revision has to
 do: each try compares the one that was read before it. Where the key has moved after an unanswered try, and not
-to this write, nobody knows. A copy of an unanswered try that had created the key could land after a delete.
+to this write, nobody knows.
 """
 
 from __future__ import annotations
@@ -29,33 +29,47 @@ from etcdfence.model import ABSENT, Absent, Committed, Guard, Loss, LossReason
 
 
 def write(guard: Guard, keys: TaskKeys, edit: Edit, expect: int | Absent | None, pace: Pace) -> Flow[Committed]:
-    """Put or delete one data key under somebody's guard."""
+    """Put or delete one data key under somebody's guard. An unanswered try that would have created the key is not
+    sent again: created, and deleted by another, it would be created twice."""
     stamp = yield from Stamp()
-    blind = False
     seen = yield from _read(guard, keys, edit, pace)
+    blind = False
     while True:
         if not seen.evidence.guard_holds(guard):
             raise _refusal(guard, keys, seen.evidence)
         if expect is not None and seen.revision != (0 if expect is ABSENT else expect):
             raise Conflict((edit.name,))
         try:
-            reply = yield from _txns.checked_size(_try(guard, keys, edit, seen, stamp))
+            reply, blind = yield from _answered(_try(guard, keys, edit, seen, stamp), seen, blind, pace)
         except OutcomeUnknown as error:
-            blind = True
-            yield from pace.again(error)
-        except EtcdFenceError as error:
-            failure = OutcomeUnknown(f"{edit.name} may have been written: {error}") if blind else error
-            if not isinstance(error, Unavailable):
-                raise failure from error
+            raise OutcomeUnknown(f"{edit.name} may have been written: {error}") from error
+        if reply.succeeded:
+            return Committed(reply.header.revision, stamp.id)
+        before, seen = seen, _Seen.of(reply)
+        if seen.made_by == stamp.id:
+            return Committed(seen.revision, stamp.id)
+        if blind and seen.revision != before.revision:
+            raise OutcomeUnknown(f"{edit.name} has changed, and whether by this write as well is not known")
+
+
+def _answered(txn: Txn, seen: _Seen, blind: bool, pace: Pace) -> Flow[tuple[TxnReply, bool]]:
+    """etcd's answer, and whether a try went unanswered before it. What comes of a later try, or keeps it from
+    being made, is no answer to that one."""
+    txn = _txns.checked_size(txn)
+    failure: EtcdFenceError
+    while True:
+        try:
+            return (yield from txn), blind
+        except OutcomeUnknown as error:
+            if not seen.revision:
+                raise
+            blind, failure = True, error
+        except Unavailable as error:
+            failure = error
+        try:
             yield from pace.again(failure)
-        else:
-            if reply.succeeded:
-                return Committed(reply.header.revision, stamp.id)
-            before, seen = seen, _Seen.of(reply)
-            if seen.made_by == stamp.id:
-                return Committed(seen.revision, stamp.id)
-            if blind and seen.revision != before.revision:
-                raise OutcomeUnknown(f"{edit.name} has changed, and whether by this write as well is not known")
+        except EtcdFenceError as error:
+            raise (OutcomeUnknown(str(error)) if blind else error) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ a seal that creates its attempt key. A late claim then fails on that key.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from etcdfence import _timing, _txns
 from etcdfence._flow import Flow
@@ -106,7 +106,7 @@ class Wish:
     pid: int
     ttl: int
     epoch: Epoch
-    ours: tuple[int, ...] = ()
+    ours: Callable[[], Collection[str]] = tuple
     period: float | None = None
 
 
@@ -119,13 +119,14 @@ class Shared:
     renewed_at: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Bid:
     """What one acquire has set in motion, noted before it is sent. `turns.withdraw` undoes it.
 
     lease_ids   etcd leases of its own; what it owns hangs on the last of them, unless it is `shared`
     unanswered  those whose grant may still be on its way
-    granted     the TTL of the last one in seconds, `sent` the local clock at its last renewal
+    granted     the TTL of the last one in seconds, `sent` the local clock at its last renewal; while in line it is
+                renewed every `period` seconds
     in_flight   a request of `ask` is under way
     doubtful    a try of its claim went unanswered; `loose`: a try to get in line did
     """
@@ -135,6 +136,7 @@ class Bid:
     unanswered: list[int] = field(default_factory=list[int])
     granted: int = 0
     sent: float = 0.0
+    period: float = 0.0
     ask: _txns.Claim | None = None
     in_flight: bool = False
     doubtful: bool = False
@@ -146,8 +148,8 @@ class Bid:
 
     def settled(self) -> None:
         """Nothing of the present ask can land any more, and it has no place in line."""
-        self.ask = None
         self.in_flight = self.doubtful = self.loose = False
+        self.ask = None
 
     def taken_up(self, tenure: _txns.Tenure) -> None:
         """Somebody holds the tenure now, and the etcd lease that it hangs on: what is left is to be undone."""
@@ -157,15 +159,14 @@ class Bid:
 
     @property
     def present(self) -> _txns.Claim:
-        if self.ask is None:
-            raise LookupError("nothing was asked for")
-        return self.ask
+        return cast("_txns.Claim", self.ask)
 
     @property
     def present_is_open(self) -> bool:
         """Whether something of the present ask may land, or stands in line."""
-        place = self.ask is not None and self.ask.place > 0
-        return self.in_flight or self.doubtful or self.loose or place
+        if self.ask is None:
+            return False
+        return self.in_flight or self.doubtful or self.loose or self.ask.place > 0
 
     @property
     def open(self) -> bool:

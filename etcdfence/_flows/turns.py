@@ -44,21 +44,22 @@ def acquire(bid: Bid, wish: Wish, patience: float, until: float | None) -> Flow[
     pace = yield from _first_pace(patience, until)
     outcome = yield from leases.claim(bid, wish, pace)
     now = yield from Now()
-    if isinstance(outcome, Taken) and (until is None or now.clock < until) and not _ours(wish, outcome):
+    if isinstance(outcome, Taken) and (until is None or now.clock < until) and not _for_ever(wish, until, outcome):
         outcome = yield from wait(bid, wish, until)
     if isinstance(outcome, Taken):
-        yield from _try_revoke(bid, (yield from pace_for(patience)))
+        yield from _try_revoke(bid, (yield from pace_for(LEAVING)))
     return outcome
+
+
+def _for_ever(wish: Wish, until: float | None, taken: Taken) -> bool:
+    """Whether we would wait for ourselves without limit."""
+    return until is None and taken.owner is not None and taken.owner.attempt in wish.ours()
 
 
 def _first_pace(patience: float, until: float | None) -> Flow[Pace]:
     now = yield from Now()
     left = patience if until is None or until <= now.clock else max(until - now.clock, SHORTEST_PATIENCE)
     return Pace(now.clock + min(patience, left))
-
-
-def _ours(wish: Wish, taken: Taken) -> bool:
-    return taken.owner is not None and taken.owner.lease_id in wish.ours
 
 
 def wait(bid: Bid, wish: Wish, until: float | None) -> Flow[Tenure | Taken]:
@@ -70,13 +71,19 @@ def wait(bid: Bid, wish: Wish, until: float | None) -> Flow[Tenure | Taken]:
         if not bid.lease_ids:
             yield from leases.grant(bid, outcome.ttl, pace)
         yield from leases.new_ask(bid, outcome)
+        bid.period = min(bid.granted / 3, outcome.period or bid.granted)
         with leases.no_answer_before(bid, wish.keys.task):
-            answer = yield from _in_line(bid, until, pace)
+            answer = yield from _in_line(bid, outcome, until, pace)
         outcome = yield from leases.outcome_of(bid, outcome, answer, pace)
+    if (
+        isinstance(outcome, Tenure) and not outcome.shared
+    ):  # what was kept for the place is kept for the tenure now
+        yield from _renew(bid, bid.sent + bid.period)
+        outcome = replace(outcome, granted_at=bid.sent)
     return outcome
 
 
-def _in_line(bid: Bid, until: float | None, pace: Pace) -> Flow[ClaimAnswer | None]:
+def _in_line(bid: Bid, wish: Wish, until: float | None, pace: Pace) -> Flow[ClaimAnswer | None]:
     """What became of one attempt in line: nothing of it can land any more, except for a tenure. Taken: its time is
     up. None: the lease of its entry is gone."""
     answer = yield from _enter(bid, pace)
@@ -92,7 +99,7 @@ def _in_line(bid: Bid, until: float | None, pace: Pace) -> Flow[ClaimAnswer | No
             answer = yield from _look(ask, pace)
         elif answer.my_turn:
             answer = yield from leases.answer_to(bid, ask, pace)
-        elif left is not None and left <= 0:
+        elif (left is not None and left <= 0) or _for_ever(wish, until, answer):
             break
         elif (yield from _woken(bid, answer, left)) and not answer.ahead:
             answer = yield from leases.answer_to(bid, ask, pace)
@@ -133,7 +140,7 @@ def _look(ask: Claim, pace: Pace) -> Flow[ClaimAnswer]:
 def _woken(bid: Bid, taken: Taken, left: float | None) -> Flow[bool]:
     """Wait for the one key in the way, and at most until the own lease is to be renewed. False: look again."""
     now = yield from Now()
-    due = bid.sent + bid.granted / 3
+    due = bid.sent + bid.period
     pause = max(due - now.clock, _timing.retry_delay(0, bid.granted))
     key = taken.blocking(bid.present.keys)
     try:

@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from etcdfence import _timing
-from etcdfence._desk import CLOSE_SECONDS, Desk, Identity
+from etcdfence._desk import CLOSE_SECONDS, OVERTIME, Desk, Identity
 from etcdfence._engine import EXIT_SECONDS, Terms
 from etcdfence._flow import Caller
 from etcdfence._flows import fencing, leases, tasks, turns, watching
 from etcdfence._flows.pacing import Pace
-from etcdfence._host import Stoppable
+from etcdfence._host import Bounded, Stoppable
 from etcdfence._keys import TaskKeys
 from etcdfence._leading import Election
 from etcdfence._requests import Members
@@ -115,33 +115,42 @@ class Coordinator(Desk):
         stopped: Callable[[], bool] | None = None,
     ) -> Lease:
         wish = self._wish(task, holder, terms, on_lost=on_lost, on_unverified=on_unverified)
-        until = self._until(wait)
+        seconds = None if wait is None else _timing.checked_seconds(wait, "wait")
 
         def lease() -> Lease:
-            tenure = self._own(wish, until, terms, stopped)
+            until, bid = self._until(seconds), self._bid(terms)
+            caller = self._caller(until, self._require_wanted(terms, stopped))
             try:
-                return Lease(self._engine, tenure, terms, on_lost, on_unverified)
-            except RuntimeError as error:  # no thread can be started that would renew it
-                self._engine.undo_tenure(tenure, 1.0)
-                raise EtcdFenceError(f"{tenure.task} cannot be kept: {error}") from error
+                flow = turns.acquire(bid, wish, self._engine.patience, until)
+                outcome = self._engine.drive(flow, caller)
+                owned = self._lease(self._won(wish, outcome, terms), terms, on_lost, on_unverified)
+                bid.taken_up(owned._tenure)
+            finally:  # what went unanswered, or was given up
+                self._engine.bids.remove(bid)
+                self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=True)
+            self._kept(owned._holding)
+            return owned
 
         return self._engine.acquire(lease)
 
-    def _own(
-        self, wish: leases.Wish, until: float | None, terms: Terms, stopped: Callable[[], bool] | None
-    ) -> Tenure:
-        bid = self._bid(terms)
+    def _lease(
+        self,
+        tenure: Tenure,
+        terms: Terms,
+        on_lost: Callable[[Lease, Loss], None] | None,
+        on_unverified: Callable[[Lease, Doubt], None] | None,
+    ) -> Lease:
         try:
-            flow = turns.acquire(bid, wish, self._engine.patience, until)
-            outcome = self._engine.drive(flow, self._caller(stopped))
-            if not isinstance(outcome, Tenure):
-                raise self._held(wish, outcome)
-            return self._won(bid, outcome, terms)
-        finally:  # what went unanswered, or was given up
-            self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=True)
+            return Lease(self._engine, tenure, terms, on_lost, on_unverified)
+        except RuntimeError as error:  # no thread can be started that would renew it
+            raise EtcdFenceError(f"{tenure.task} cannot be kept: {error}") from error
 
-    def _caller(self, stopped: Callable[[], bool] | None) -> Caller:
-        return Stoppable(self._engine.host, stopped) if stopped else self._engine.host
+    def _caller(self, until: float | None, require_wanted: Callable[[], None] | None = None) -> Caller:
+        """Requests do not go on for long after a wait is over, however silent etcd is."""
+        host = self._engine.host
+        timely = until is not None and until > host.now()
+        caller: Caller = Bounded(host, until + OVERTIME) if until is not None and timely else host
+        return Stoppable(caller, host.now, require_wanted) if require_wanted else caller
 
     def lead(
         self,
@@ -167,7 +176,9 @@ class Coordinator(Desk):
                        to run out, since nobody can say that the work has stopped. None: no limit
         """
         periods = Periods(lease_duration, renew_deadline, retry_period)
-        election = Election(self._plan(name, identity, periods, drain), on_started, on_stopped, on_new_leader)
+        callbacks = {"on_started": on_started, "on_stopped": on_stopped, "on_new_leader": on_new_leader}
+        plan = self._plan(name, identity, periods, drain, (), **callbacks)
+        election = Election(plan, on_started, on_stopped, on_new_leader)
         return Leadership(self, election)
 
     # --- writing for somebody else --------------------------------------------------------------------------
@@ -205,8 +216,8 @@ class Coordinator(Desk):
         self._engine.require_open()
         return self._observed(self._engine.keys.task(task) if task is not None else None, None)
 
-    def _observed(self, task: TaskKeys | None, stopped: Callable[[], bool] | None) -> Iterator[Observation]:
-        keys, caller = self._engine.keys, self._caller(stopped)
+    def _observed(self, task: TaskKeys | None, stopped: Callable[[], None] | None) -> Iterator[Observation]:
+        keys, caller = self._engine.keys, self._caller(None, stopped)
         seen = self._engine.run(lambda pace: watching.look(keys, task, pace))
         yield from watching.first(seen, task)
         while True:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 from etcdfence._engine import Terms
 from etcdfence._leading import Election, LeadershipHandle
 from etcdfence._sync.lease import Lease
-from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, Stopped, Unavailable
+from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, OwnershipRefused, Stopped, Unavailable
 from etcdfence.model import Standing
 
 if TYPE_CHECKING:
     from etcdfence._sync.coordinator import Coordinator
 
 log = logging.getLogger("etcdfence.leadership")
-LOOK_AGAIN: Final = 0.2  # seconds
+LOOK_AGAIN: Final = 0.1  # seconds
 
 
 class Leadership(LeadershipHandle[Lease]):
@@ -25,13 +25,14 @@ class Leadership(LeadershipHandle[Lease]):
     def __init__(self, coordinator: Coordinator, election: Election) -> None:
         super().__init__(election)
         self._coordinator = coordinator
-        self._stop = threading.Event()
+        self._stopped = self._watching = False
         self._running = threading.Lock()
+        self._never = threading.Event()
 
     def stop(self) -> None:
-        """Let `run()` return: the work is told to stop, and then the leadership is released. Only sets an event,
-        so it may be called from a signal handler."""
-        self._stop.set()
+        """Let `run()` return: the work is told to stop, and then the leadership is released. For good. May be
+        called from a signal handler: it sets an attribute, which is looked at ten times a second."""
+        self._stopped = True
 
     def run(self) -> None:
         """Wait for the leadership, lead, and after a loss wait again, until `stop()`. Raises what on_started
@@ -39,30 +40,96 @@ class Leadership(LeadershipHandle[Lease]):
         if not self._running.acquire(blocking=False):
             raise Misuse(f"the leadership {self.name!r} is being run already")
         try:
+            self._watching = True
             watcher = self._watch_others()
-            try:
-                while not self._stop.is_set():
-                    self._once()
-            finally:
-                self._stop.set()
-                if watcher:
-                    watcher.join(5.0)
+            while not self._stopped:
+                self._once()
+            if watcher:
+                self._watching = False
+                watcher.join(5.0)
         finally:
+            self._watching = False
             self._running.release()
 
     def _once(self) -> None:
         try:
             lease = self._coordinator._acquire(
-                self.name, None, self.identity, Terms(self._plan.periods), None, None, self._stop.is_set
+                self.name, None, self.identity, Terms(self._plan.periods), None, None, lambda: self._stopped
             )
         except Stopped:
             return
-        except (Unavailable, OutcomeUnknown) as error:
-            if not self._stop.is_set():
+        except (Unavailable, OutcomeUnknown, OwnershipRefused) as error:
+            if not self._stopped:
                 log.warning("%s: no claim could be made: %s", self.name, error)
-            self._stop.wait(self._plan.periods.retry_period)
+            self._pause(self._plan.periods.retry_period)
         else:
-            _Term(self, lease).serve()
+            self._serve(lease)
+
+    def _pause(self, seconds: float) -> None:
+        now = self._coordinator._engine.host.now
+        until = now() + seconds
+        while not self._stopped and now() < until:
+            self._never.wait(LOOK_AGAIN)
+
+    # --- one time of leading -------------------------------------------------------------------------------
+
+    def _serve(self, lease: Lease) -> None:
+        """From the lease being ours to the lease being given back."""
+        stopping, failures = threading.Event(), list[BaseException]()
+        work = threading.Thread(
+            target=self._work, args=(lease, stopping, failures), name=f"etcdfence-lead-{self.name}", daemon=True
+        )
+        try:
+            lease._belief.on_over = stopping.set
+            lease._belief.on_doubt = lambda _: stopping.set()
+            if lease.standing is not Standing.HELD:  # before there was anybody to tell
+                return
+            self._lease = self._working = lease
+            work.start()
+            while not (stopping.is_set() or self._stopped):
+                stopping.wait(LOOK_AGAIN)
+        finally:
+            stopping.set()
+            self._wind_down(lease, work)
+        if failures:
+            raise failures[0]
+
+    def _work(self, lease: Lease, stopping: threading.Event, failures: list[BaseException]) -> None:
+        try:
+            self._election.on_started(lease, stopping)
+        except BaseException as error:  # noqa: BLE001 - raised by run(), in the thread of whoever called it
+            failures.append(error)
+            stopping.set()
+
+    def _wind_down(self, lease: Lease, work: threading.Thread) -> None:
+        begun = work.ident is not None
+        try:
+            if begun:
+                work.join(self._plan.drain)
+        finally:
+            self._lease = None
+            stopped = not work.is_alive()
+            if stopped:
+                self._working = None
+            try:
+                self._give_back(lease, stopped=stopped)
+            finally:
+                if begun and self._election.on_stopped is not None:
+                    self._election.on_stopped()
+        while work.is_alive() and not self._stopped:  # no second work beside one that has not ended
+            work.join(LOOK_AGAIN)
+        if not work.is_alive():
+            self._working = None
+
+    def _give_back(self, lease: Lease, *, stopped: bool) -> None:
+        try:
+            if stopped:
+                lease.release()
+            else:
+                log.warning("%s: the work has not stopped in time; the lease is left to run out", self.name)
+                lease.abandon()
+        except EtcdFenceError as error:
+            log.info("%s: the leadership was not released: %s", self.name, error)
 
     # --- what others do ------------------------------------------------------------------------------------
 
@@ -73,68 +140,20 @@ class Leadership(LeadershipHandle[Lease]):
         watcher.start()
         return watcher
 
+    def _require_watched(self) -> None:
+        if not self._watching:
+            raise Stopped("nobody watches any more")
+
     def _tell_leaders(self) -> None:
-        while not self._stop.is_set():
+        task = self._coordinator._task(self.name)
+        while self._watching:
             try:
-                for seen in self._coordinator._observed(self._coordinator._task(self.name), self._stop.is_set):
+                for seen in self._coordinator._observed(task, self._require_watched):
                     self._tell(seen.owner.holder if seen.owner else None)
             except Stopped:
                 return
             except (Unavailable, OutcomeUnknown):
-                self._stop.wait(self._plan.periods.retry_period)
+                self._pause(self._plan.periods.retry_period)
             except EtcdFenceError as error:
                 log.warning("%s: its leaders are not watched any more: %s", self.name, error)
                 return
-
-
-class _Term:
-    """One time of leading: from the lease being ours to the lease being given back."""
-
-    def __init__(self, leadership: Leadership, lease: Lease) -> None:
-        self._leadership, self._lease = leadership, lease
-        self._stopping = threading.Event()
-        self._failure: BaseException | None = None
-        lease._belief.on_over = self._stopping.set
-        lease._belief.on_doubt = lambda _: self._stopping.set()
-        if lease.standing is not Standing.HELD:  # before there was anybody to tell
-            self._stopping.set()
-
-    def serve(self) -> None:
-        leadership = self._leadership
-        leadership._lease = self._lease
-        work = threading.Thread(target=self._work, name=f"etcdfence-lead-{leadership.name}", daemon=True)
-        try:
-            work.start()
-            while not (self._stopping.is_set() or leadership._stop.is_set()):
-                self._stopping.wait(LOOK_AGAIN)  # stop() sets one event and no more, for signal handlers
-        finally:
-            self._stopping.set()
-            try:
-                if work.ident is not None:
-                    work.join(leadership._plan.drain)
-            finally:
-                self._end(stopped=not work.is_alive())
-        if self._failure is not None:
-            raise self._failure
-
-    def _work(self) -> None:
-        try:
-            self._leadership._election.on_started(self._lease, self._stopping)
-        except BaseException as error:  # noqa: BLE001 - raised by run(), in the thread of whoever called it
-            self._failure = error
-            self._stopping.set()
-
-    def _end(self, *, stopped: bool) -> None:
-        leadership, on_stopped = self._leadership, self._leadership._election.on_stopped
-        try:
-            if stopped:
-                self._lease.release()
-            else:
-                log.warning("%s: the work has not stopped in time; the lease is left to run out", leadership.name)
-                self._lease.abandon()
-        except EtcdFenceError as error:
-            log.info("%s: the leadership was not released: %s", leadership.name, error)
-        finally:
-            leadership._lease = None
-        if on_stopped is not None:
-            on_stopped()

@@ -112,8 +112,13 @@ class GrpcAioTransport:
         try:
             replies = member.keep_alive(messages, timeout=within, metadata=METADATA)
             return KeepAliveReply({reply.ID: reply.TTL async for reply in replies})
+        except grpc.aio.UsageError as error:
+            raise Closed("this coordinator is closed") from error
         except (grpc.RpcError, ValueError) as error:
             raise self._members.failed(member, error) from error
+        except asyncio.CancelledError as error:
+            self._require_own_cancellation(error)
+            raise OutcomeUnknown(f"{member.endpoint}: the connection was closed") from error
 
     async def _wait(self, request: Wait) -> Waited:
         if self._interrupted:

@@ -189,13 +189,16 @@ def test_a_reserve_keeps_the_task_from_everybody_in_line(connect: Connect, crowd
 
 @pytest.mark.req("P-11")
 @pytest.mark.field(68)
-def test_what_this_coordinator_owns_it_never_waits_for(coordinator: Coordinator) -> None:
+def test_what_this_coordinator_owns_it_does_not_wait_for_without_limit(coordinator: Coordinator) -> None:
     lease = coordinator.acquire("job")
-    for wait in (None, 30, 0):
+    for wait in (None, 0, 0.3):
         with pytest.raises(Held) as held:
             coordinator.acquire("job", wait=wait)
         assert held.value.mine
         assert str(lease.generation) in str(held.value)
+    with coordinator.session() as session, pytest.raises(Held) as in_session:
+        session.acquire("job")
+    assert in_session.value.mine
     others: list[Held] = []
 
     def other_thread() -> None:
@@ -207,6 +210,29 @@ def test_what_this_coordinator_owns_it_never_waits_for(coordinator: Coordinator)
     thread.start()
     thread.join(20)
     assert others and others[0].mine
+
+
+@pytest.mark.req("P-11")
+@pytest.mark.field(68)
+def test_siblings_in_line_end_when_one_of_them_owns(connect: Connect, crowd: Crowd) -> None:
+    """Those with a limit go on waiting; one without would wait for its own coordinator for ever."""
+    lease, siblings = connect().acquire("job"), connect(holder="sibling")
+    pool = ThreadPoolExecutor(3)
+    futures = [pool.submit(siblings.acquire, "job", ttl=LONG, wait=wait) for wait in (None, None, 60)]
+    eventually("all are in line", lambda: len(crowd.in_line()) == 3)
+    lease.release()
+    owner = eventually("one owns", lambda: crowd.looker.describe("job").owner)
+    eventually("the others with no limit have ended", lambda: sum(one.done() for one in futures) >= 2)
+    got = [one.result(1) for one in futures if one.done() and one.exception() is None]
+    refused = [one.exception() for one in futures if one.done() and one.exception() is not None]
+    assert owner.holder == "sibling"
+    assert all(isinstance(one, Held) and one.mine for one in refused)
+    for one in got:
+        one.release()
+    if not futures[2].done():
+        eventually("the one with a limit owns", futures[2].done)
+    futures[2].result(1).release()
+    pool.shutdown()
 
 
 # --- how long ----------------------------------------------------------------------------------------------

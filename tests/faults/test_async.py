@@ -719,5 +719,5 @@ def test_many_tasks_at_once(endpoint: str, namespace: str, wire: str) -> None:
 
 
 async def _short(coordinator: AsyncCoordinator) -> int:
-    async with coordinator.acquire("job", ttl=60) as lease:
+    async with coordinator.acquire("job", ttl=60, wait=60) as lease:
         return lease.generation

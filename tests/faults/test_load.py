@@ -74,7 +74,7 @@ def test_many_threads_on_one_coordinator(connect: Connect, how: str) -> None:
         task = number % TASKS
         while True:
             try:
-                with where.acquire(f"job-{task}", wait=30) as lease:
+                with where.acquire(f"job-{task}", wait=60 if number % 4 else None) as lease:
                     exclusive.enter(task, lease.generation)
                     lease.put(f"k-{task}", str(number))
                     exclusive.leave(task)
@@ -331,7 +331,7 @@ held = [coordinator.acquire(f"job-{n}", ttl=10) for n in range(10)]
 held += [session.acquire(f"shared-{n}") for n in range(10)]
 got = []
 def wait(task):
-    lease = other.acquire(task, ttl=10)
+    lease = other.acquire(task, ttl=10, wait=3600)
     got.append((time.monotonic(), task))
 threads = [threading.Thread(target=wait, args=(lease.task,), daemon=True) for lease in held]
 for thread in threads: thread.start()

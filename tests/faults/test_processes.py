@@ -99,6 +99,39 @@ def test_ctrl_c_ends_a_process_at_once(body: str, script: Callable[..., Script],
     assert coordinator.describe("job").state is TaskState.WAITING
 
 
+BUSY = """
+other = etcdfence.connect(sys.argv[1], namespace=sys.argv[2])
+threading.Thread(target=lambda: other.acquire("job"), daemon=True).start()
+threading.Thread(target=lambda: list(other.observe("job")), daemon=True).start()
+while not coordinator.waiters(): time.sleep(0.01)
+"""
+
+
+@pytest.mark.req("exit")
+@pytest.mark.field(70)
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("", 0),
+        ("raise ValueError", 1),
+        ("with lease:\n    sys.exit(7)", 7),
+        ("with coordinator, other:\n    sys.exit(7)", 7),
+        ("import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT),
+        ("os._exit(3)", 3),
+    ],
+)
+def test_a_process_that_holds_waits_and_watches_ends_at_once(
+    script: Callable[..., Script], coordinator: Coordinator, end: str, code: int
+) -> None:
+    holder = script(BUSY + end)
+    returncode, _, err = holder.ended(3)
+    assert returncode == code, err
+    assert "Thread-" not in err and "Fatal" not in err  # its threads end without a word
+    if code != 3:
+        assert coordinator.describe("job").state is TaskState.WAITING
+        assert coordinator.waiters() == []
+
+
 @pytest.mark.req("exit")
 def test_a_process_ends_at_once_although_etcd_does_not_answer(
     script: Callable[..., Script], endpoint: str

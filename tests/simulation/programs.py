@@ -58,7 +58,7 @@ Step = Callable[[Lane], Flow[Any]]
 @dataclass(frozen=True)
 class Worker:
     """`waits`: seconds to wait for the task (0: not at all, None: without limit); then the steps, in order.
-    `shares`: in a session, whose etcd lease is given back at the end."""
+    `shares`: in a session, whose etcd lease is given back at the end (or stays, where the tenure does)."""
 
     name: str
     steps: tuple[Step, ...] = ()
@@ -80,7 +80,8 @@ class Worker:
             yield from self._own(Shared(session.lease_ids[-1], session.granted, session.sent))
         except (EtcdFenceError, Cancelled):
             yield from Note("no session")
-        yield from _undo(session)
+        if self.ends is not None:
+            yield from _undo(session)
 
     def _own(self, shared: Shared | None) -> Flow[None]:
         tenure = yield from owned(self.name, self.waits, self.ttl, shared)

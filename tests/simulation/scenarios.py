@@ -246,6 +246,25 @@ GIVING_UP = scenario(
     store=owned_already(),
     cancelling=frozenset("B"),
 )
+BEHIND = scenario(
+    "one is in line behind another that does not look",
+    Worker("B", waits=None),
+    outsider("O", writes(Delete(JOB.owner)), writes(Delete(JOB.queue + b"A1"))),
+    store=written(owned_already(), Put(JOB.queue + b"A1", b"{}")),
+)
+GIVING_UP_LATE = scenario(
+    "one in a session gives up, with a claim still on its way",
+    Worker("B", waits=5.0, shares=True),
+    outsider("O", writes(Delete(JOB.owner), Put(JOB.reserve, b"{}")), writes(Delete(JOB.reserve))),
+    store=owned_already(),
+    kinds=frozenset({Fault.DELAYED, Fault.TIMED_OUT}),
+)
+GIVING_UP_FREE = scenario(
+    "one in a session gives up a claim of a free task",
+    Worker("B", shares=True, ends=None),
+    Worker("C", shares=True),
+    cancelling=frozenset("B"),
+)
 WRITES = scenario(
     "writes of one lease, and a successor",
     Worker("A", (going_on(put("k", "1")), going_on(put("k", "2")), going_on(put("k", "3")))),
@@ -507,6 +526,9 @@ SMALL = (
     THROWN_OUT,
     CRASHED_IN_LINE,
     OWNS_AND_STAYS,
+    BEHIND,
+    GIVING_UP_LATE,
+    GIVING_UP_FREE,
     CLOSED_MEANWHILE,
     RESERVED,
     SESSIONS,

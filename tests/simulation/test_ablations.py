@@ -14,9 +14,10 @@ import pytest
 
 from etcdfence import _txns
 from etcdfence._flow import Flow
-from etcdfence._flows import fencing, leases, tasks
+from etcdfence._flows import fencing, leases, tasks, turns, watching
 from etcdfence._keys import prefix_end
-from etcdfence._requests import Compare, Delete, FreshLeaseId, Grant, KeepAlive, Now, Put, Range, Target, Txn
+from etcdfence._records import ValueRecord, read
+from etcdfence._requests import Compare, Delete, FreshLeaseId, Grant, KeepAlive, Now, Put, Range, Target, Txn, Wait
 from etcdfence.errors import LeaseExists, OutcomeUnknown, OwnershipRefused, Unavailable
 from etcdfence.model import Verdict
 from etcdfence.testing.explore import Fault, Invariant, Scenario, explore, replay
@@ -25,6 +26,7 @@ from . import scenarios as at
 from .invariants import (
     CLAIMED_IN_TURN,
     CONFIRMED_IS_TRUE,
+    CROWNED_BY_ETCD,
     DEFINITE,
     ENDS_ARE_TRUE,
     EXACTLY_ONCE,
@@ -33,6 +35,10 @@ from .invariants import (
     GRANTED_ONCE,
     HISTORY_STANDS,
     IN_ORDER,
+    NO_GHOST,
+    NO_GHOST_IN_LINE,
+    NOBODY_SLEEPS,
+    NOTHING_IS_MISSED,
     ONE_OWNER,
     ONE_TENURE,
     OVER_IS_OVER,
@@ -64,6 +70,19 @@ def only(of: Callable[[Txn], bool], match: Matching) -> Matching:
 
 def claims(txn: Txn) -> bool:
     return any(isinstance(operation, Put) and operation.key == JOB.owner for operation in txn.success)
+
+
+def enters(txn: Txn) -> bool:
+    return any(isinstance(operation, Put) and operation.key.startswith(JOB.queue) for operation in txn.success)
+
+
+K = KEYS.data("k")
+
+
+def borrows(txn: Txn) -> bool:
+    """A write without a marker."""
+    puts = [operation.key for operation in txn.success if isinstance(operation, Put)]
+    return K in puts and not any(key.startswith(JOB.markers) for key in puts)
 
 
 def seals(txn: Txn) -> bool:
@@ -101,6 +120,19 @@ COMPARES = [
     Ablation("claim: not closed", at.COMPLETING, CLAIMED_IN_TURN, only(claims, compares(JOB.closed))),
     Ablation("claim: epoch", at.EPOCHS, CLAIMED_IN_TURN, only(claims, compares(KEYS.epoch))),
     Ablation("claim: nobody in line", at.LINE, CLAIMED_IN_TURN, only(claims, compares(JOB.queue))),
+    Ablation(
+        "claim: own place in line",
+        at.THROWN_OUT_AND_PASSED,
+        CLAIMED_IN_TURN,
+        only(claims, lambda txn, compare: compares(JOB.queue)(txn, compare) and not compare.range_end),
+    ),
+    Ablation(
+        "line: attempt never ran", at.OWNS_AND_STAYS, NO_GHOST_IN_LINE, only(enters, compares(JOB.attempts)), 1
+    ),
+    Ablation("line: epoch", at.CLOSED_MEANWHILE, NO_GHOST_IN_LINE, only(enters, compares(KEYS.epoch))),
+    Ablation("line: not closed", at.CLOSED_MEANWHILE, NO_GHOST_IN_LINE, only(enters, compares(JOB.closed))),
+    Ablation("borrowed: guard", at.BORROWED, FENCED, only(borrows, compares(JOB.owner)), events=1),
+    Ablation("borrowed: the key as read", at.BORROWED_CREATE, EXPECTATIONS_HOLD, only(borrows, compares(K))),
     Ablation("claim: not reserved", at.LINE, CLAIMED_IN_TURN, only(claims, compares(JOB.reserve))),
     Ablation("seal: attempt never ran", at.CLAIMS, HISTORY_STANDS, only(seals, compares(JOB.attempts)), 1, 1),
     Ablation("mark lost: as it was read", at.LOSING, HISTORY_STANDS, only(marks_lost, compares(JOB.attempts)), 1),
@@ -212,7 +244,45 @@ def stamped_late(lane: fencing.Lane, ttls: Any, sent: Any) -> Any:
     return leases.Renewed(replace(sent, clock=sent.clock + 1))
 
 
-REMOVE = _txns.remove
+def believe_the_watch(bid: leases.Bid, ask: _txns.Claim, _pace: Any) -> Flow[Any]:
+    """Whoever is woken takes the task for its own."""
+    yield from Now()
+    return _txns.Won(9, 1, None, None)
+
+
+def always_my_turn(taken: _txns.Taken) -> bool:
+    return bool(taken.place) and not (taken.owner or taken.reserved)
+
+
+def enter_for_good(ask: _txns.Claim) -> Txn:
+    """An entry that does not end with its waiter."""
+    return ENTER(replace(ask, wait_lease=0))
+
+
+def leave_by_looking(bid: leases.Bid, answer: Any, _pace: Any) -> Flow[None]:
+    """What went unanswered is left to itself."""
+    yield from _txns.reading(Range(bid.present.attempt_key))
+    yield from _txns.leave(bid.present)
+    bid.settled()
+
+
+def leave_it(*_: object) -> Flow[None]:
+    yield from Now()
+
+
+def listen_from_now(keys: Any, task: Any, before: Any, pace: Any) -> Flow[Any]:
+    """Waits for what happens after it has asked, and misses what happened before."""
+    present = yield from watching.look(keys, task, pace)
+    yield from Wait(task.owner, present.revision + 1, 30.0, puts=True)
+    return (yield from watching.look(keys, task, pace))
+
+
+def any_value(_owner: Any, kv: Any) -> str | None:
+    record = read(ValueRecord, kv) if kv else None
+    return record.value if isinstance(record, ValueRecord) else None
+
+
+REMOVE, ENTER = _txns.remove, _txns.enter
 TWO_FAULTS = replace(
     at.RIVALS, kinds=frozenset({Fault.DELAYED, Fault.LOST_REPLY, Fault.LOST_REQUEST, Fault.PAUSED})
 )
@@ -238,6 +308,30 @@ DECISIONS = [
     ("a marker goes with its attempt", _txns, "remove", with_every_marker, at.MARKERS, EXACTLY_ONCE, 1, 0),
     ("an ending is reported when it was applied", tasks, "commit", content, at.OPERATOR, ENDS_ARE_TRUE, 0, 0),
     ("a renewal counts from its sending", leases, "_renewal", stamped_late, at.RENEWALS, CONFIRMED_IS_TRUE, 1, 0),
+    ("a watch is no proof", leases, "answer_to", believe_the_watch, at.IN_LINE, CROWNED_BY_ETCD, 0, 1),
+    (
+        "only the first in line claims",
+        _txns.Taken,
+        "my_turn",
+        property(always_my_turn),
+        at.BEHIND,
+        CLAIMED_IN_TURN,
+        0,
+        0,
+    ),
+    ("an entry ends with its waiter", _txns, "enter", enter_for_good, at.CRASHED_IN_LINE, NOBODY_SLEEPS, 0, 2),
+    ("leaving settles what is open", turns, "_settle", leave_by_looking, at.GIVING_UP_LATE, DEFINITE, 1, 2),
+    ("a tenure that was given up is ended", turns, "_end", leave_it, at.GIVING_UP_FREE, NO_GHOST, 1, 0),
+    (
+        "an observer asks from where it looked",
+        watching,
+        "next_look",
+        listen_from_now,
+        at.OBSERVING,
+        NOTHING_IS_MISSED,
+        0,
+        0,
+    ),
     ("a lost handle stays lost", fencing, "commit", not_over, at.TOLD_AND_RESTORED, OVER_IS_OVER, 0, 0),
 ]
 

@@ -40,7 +40,7 @@ async def _read(lines: asyncio.Queue[str]) -> None:
 
 
 async def _wait(coordinator: AsyncCoordinator, index: int, ttl: int, lines: asyncio.Queue[str]) -> None:
-    async with coordinator.acquire("job", ttl=ttl) as lease:
+    async with coordinator.acquire("job", ttl=ttl, wait=3600) as lease:
         _owned.append(index)
         print("owns", index, lease.generation, flush=True)
         await lines.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, assert_type
 
 import etcdfence
@@ -58,10 +59,37 @@ def controller(unknown: etcdfence.OutcomeUnknown, held: etcdfence.Held) -> None:
             assert_type(lease.settle(unknown), Verdict)
             assert_type(lease.payload, Any)
             lease.complete({"n": 1}, {"revision": 1})
+        with coordinator.session(ttl=15) as session:
+            assert_type(session, etcdfence.Session)
+            assert_type(session.acquire("lock", wait=3, max_silence=5, on_lost=lost), Lease)
+            assert_type(session.loss, Loss | None)
+        seen = next(coordinator.observe("lock"))
+        assert_type(seen, etcdfence.Observation)
+        assert_type(seen.value, str | None)
+        assert_type(coordinator.waiters(), list[etcdfence.Waiter])
+        assert_type(lease.proclaim("here"), Committed)
+        leadership = coordinator.lead("controller", on_started=lead, on_new_leader=new_leader, retry_period=1.5)
+        assert_type(leadership, etcdfence.Leadership)
+        assert_type(leadership.lease, Lease | None)
+        assert_type(leadership.run(), None)
+        guard = coordinator.guard("lock", Token(1, 2), 3)
+        assert_type(coordinator.put("lock", guard, "k", "v", expect=ABSENT), Committed)
+        coordinator.acquire("lock", ttl=etcdfence.Periods(15, 10, 2)).release()
         assert_type(coordinator.try_acquire("lock"), Lease)
         assert_type(coordinator.describe("lock"), TaskDescription)
         assert_type(coordinator.tasks(owned_only=True), list[TaskDescription])
         assert_type(held.owner, etcdfence.Owner | None)
+
+
+def lead(lease: Lease, stopping: threading.Event) -> None:
+    assert_type(stopping.wait(1), bool)
+
+
+def new_leader(identity: str | None) -> None: ...
+
+
+async def lead_async(lease: AsyncLease) -> None:
+    await lease.check()
 
 
 def lost_async(lease: AsyncLease, loss: Loss) -> None:
@@ -81,6 +109,13 @@ async def asynchronous_controller(unknown: etcdfence.OutcomeUnknown) -> None:
             assert_type(await lease.wait_lost(1), Loss | None)
             assert_type(await lease.settle(unknown), Verdict)
             await lease.check()
+        async with coordinator.session() as session, session.acquire("lock") as another:
+            assert_type(another, AsyncLease)
+        async for seen in coordinator.observe():
+            assert_type(seen, etcdfence.Observation)
+        leadership = coordinator.lead("controller", on_started=lead_async, on_new_leader=new_leader)
+        assert_type(leadership, etcdfence.AsyncLeadership)
+        await leadership.run()
         assert_type(await coordinator.try_acquire("lock"), AsyncLease)
         assert_type(await coordinator.tasks(), list[TaskDescription])
     assert_type(await etcdfence.connect_async(), AsyncCoordinator)
