@@ -40,8 +40,9 @@ def show_lease(
     """Show who owns a task; exit code 3 where nobody does."""
     from etcdfence import NotFound
 
+    wanted = named(task, lock=lock)
     with connected(endpoints, namespace, context) as coordinator:
-        found = coordinator.describe(named(task, lock=lock))
+        found = coordinator.describe(wanted)
     if found.owner is None:
         raise NotFound(f"nobody owns {found.task}; it is {found.state}")
     output.show_one(views.lease_sheet(found), views.LEASE_SHEET, form)
@@ -60,7 +61,7 @@ def watch_leases(
 
     Goes on through restarts and outages of etcd. JSON is one line a change.
     """
+    wanted = None if task is None else named(task, lock=lock)
     with connected(endpoints, namespace, context) as coordinator:
-        wanted = None if task is None else named(task, lock=lock)
         rows = (views.observation_row(seen) for seen in coordinator.observe(wanted))
         output.show_stream(rows, views.OBSERVATION, form)

@@ -38,8 +38,9 @@ def show_task(
     form: Output = Format.TABLE,
 ) -> None:
     """Show everything the store says of one task; exit code 3 where it says nothing."""
+    wanted = named(task, lock=lock)
     with connected(endpoints, namespace, context) as coordinator:
-        found = coordinator.describe(named(task, lock=lock))
+        found = coordinator.describe(wanted)
     output.show_one(views.task_sheet(found), views.TASK_SHEET, form)
 
 

@@ -218,11 +218,11 @@ def test_siblings_in_line_end_when_one_of_them_owns(connect: Connect, crowd: Cro
     """Those with a limit go on waiting; one without would wait for its own coordinator for ever."""
     lease, siblings = connect().acquire("job"), connect(holder="sibling")
     pool = ThreadPoolExecutor(3)
-    futures = [pool.submit(siblings.acquire, "job", ttl=LONG, wait=wait) for wait in (None, None, 60)]
+    futures = [pool.submit(siblings.acquire, "job", ttl=6, wait=wait) for wait in (None, None, 60)]
     eventually("all are in line", lambda: len(crowd.in_line()) == 3)
     lease.release()
     owner = eventually("one owns", lambda: crowd.looker.describe("job").owner)
-    eventually("the others with no limit have ended", lambda: sum(one.done() for one in futures) >= 2)
+    eventually("the others with no limit have ended", lambda: sum(one.done() for one in futures) >= 2, 20)
     got = [one.result(1) for one in futures if one.done() and one.exception() is None]
     refused = [one.exception() for one in futures if one.done() and one.exception() is not None]
     assert owner.holder == "sibling"

@@ -131,6 +131,8 @@ def test_lease_list_and_show(run: Run, coordinator: Coordinator, raw: Raw) -> No
     assert row["expires_at"].startswith("20")
     shown = json.loads(run("lease", "show", "notify:shipment-42:v1", "-o", "json").stdout)
     moving = {"expires_in": 0, "expires_at": "", "revision": ""}
+    seen = {name: shown.pop(name) for name in ("liveness", "since", "waiters", "line")}
+    assert seen == {"liveness": "alive", "since": lease.receipt.claimed_at, "waiters": 0, "line": []}
     assert {**shown, **moving} == {**row, **moving}
     table = run("lease", "list").stdout.splitlines()
     assert table[0].split() == [

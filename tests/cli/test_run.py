@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,8 +128,8 @@ def test_what_data_commands_refuse(start: Start, coordinator: Coordinator) -> No
     ):
         assert ended(start("data", "put", "k", "w", env={**known, **wrong}))[0] == 2, wrong
     assert ended(start("data", "put", "k", "w", "--expect", "-1", env=known))[0] == 2
-    other = f"{coordinator.epoch + 1}.{lease.generation}"
-    assert ended(start("data", "put", "k", "w", env={**known, "ETCDFENCE_TOKEN": other}))[0] == 5
+    newer = f"{coordinator.epoch + 1}.{lease.generation}"
+    assert ended(start("data", "put", "k", "w", env={**known, "ETCDFENCE_TOKEN": newer}))[0] == 9
     assert coordinator.get("k").value == b"v"
 
 
@@ -187,10 +189,10 @@ def test_the_code_for_a_loss_can_be_chosen(
 def test_signals_go_on_to_the_command(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     note = tmp_path / "ready"
     text = (
-        "import signal, sys, pathlib\n"
+        "import signal, sys, time, pathlib\n"
         f"signal.signal({int(number)}, lambda n, _: sys.exit(40 + n))\n"
         f"pathlib.Path({str(note)!r}).write_text('ready')\n"
-        "while True: signal.pause()"
+        "while True: time.sleep(0.05)"
     )
     wrapper = start("run", "job", *script(text))
     told(note)
@@ -296,13 +298,13 @@ def test_a_terminal(start: Start, coordinator: Coordinator, tmp_path: Path) -> N
     for ending, expected in (("\x03", 60 + signal.SIGINT), (None, 60 + signal.SIGHUP)):
         note, result = tmp_path / f"ready{expected}", tmp_path / f"result{expected}"
         text = (
-            "import signal, sys, pathlib\n"
+            "import signal, sys, time, pathlib\n"
             "def end(n, _):\n"
             f"    pathlib.Path({str(result)!r}).write_text(str(60 + n))\n"
             "    sys.exit(60 + n)\n"
             "for n in (signal.SIGINT, signal.SIGHUP): signal.signal(n, end)\n"
             f"pathlib.Path({str(note)!r}).write_text('ready')\n"
-            "while True: signal.pause()"
+            "while True: time.sleep(0.05)"
         )
         main, side = pty.openpty()
         wrapper = start(
@@ -386,3 +388,184 @@ def test_numbers_can_be_handed_on(start: Start, coordinator: Coordinator) -> Non
     refused = ended(start("data", "put", "k", "x", env=decimal))
     assert refused[0] in (2, 5)
     assert coordinator.get("k").value == b"w"
+
+
+@pytest.mark.field(100)
+def test_a_command_that_ends_at_once_is_not_lost_sight_of(start: Start) -> None:
+    """Also where the kernel collects children because SIGCHLD was ignored."""
+    for _ in range(5):
+        assert ended(start("run", "job", *shell("exit 7")), 10)[0] == 7
+    ignored = start("run", "job", *shell("exit 7"), preexec_fn=_ignore_children)
+    assert ended(ignored, 10)[0] == 7
+
+
+def _ignore_children() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def test_numbers_that_cannot_be_are_refused_before_anything_is_claimed(
+    start: Start, coordinator: Coordinator
+) -> None:
+    for wrong in (("--max-runtime", "inf"), ("--grace", "inf"), ("--max-runtime", "1e10"), ("--holder", "")):
+        assert ended(start("run", "job", *wrong, "--", "true"))[0] == 2, wrong
+    for command in (("run", "", "--", "true"), ("lease", "show", "")):
+        assert ended(start(*command, "--endpoints", "http://127.0.0.1:1"))[0] == 2
+    assert coordinator.tasks() == []
+
+
+@pytest.mark.field(100)
+def test_a_second_signal_does_not_disturb_the_clean_up(start: Start, coordinator: Coordinator, raw: Raw) -> None:
+    lease = coordinator.acquire("job")
+    wrapper = start("run", "job", "--ttl", "60", "--wait", "forever", "--", "true")
+    (place,) = eventually("it is in line", coordinator.waiters, 20)
+    wrapper.send_signal(signal.SIGTERM)
+    wrapper.send_signal(signal.SIGTERM)
+    assert ended(wrapper, 10)[0] == 143
+    assert coordinator.waiters() == []
+    assert raw.ttl(place.lease_id) <= 0
+    lease.release()
+
+
+@pytest.mark.field(101)
+def test_with_parent_while_waiting(
+    start: Start, coordinator: Coordinator, tmp_path: Path, endpoint: str, namespace: str
+) -> None:
+    lease = coordinator.acquire("job")
+    command = [*CLI, "run", "job", "--with-parent", "--wait", "forever", "--", "touch", str(tmp_path / "ran")]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess; subprocess.Popen({command!r}).wait()"],
+        env={**os.environ, "ETCDFENCE_ENDPOINTS": endpoint, "ETCDFENCE_NAMESPACE": namespace},
+    )
+    (place,) = eventually("it is in line", coordinator.waiters, 20)
+    parent.kill()
+    parent.wait()
+    eventually("it has left the line", lambda: not coordinator.waiters(), 20)
+    eventually("it has ended", lambda: not alive(place.pid), 20)
+    lease.release()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_signals_reach_what_the_command_has_left_running(start: Start, tmp_path: Path) -> None:
+    ready, heard = tmp_path / "ready", tmp_path / "heard"
+    child = (
+        "import signal, pathlib, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"signal.signal(signal.SIGUSR1, lambda *_: (pathlib.Path({str(heard)!r}).touch(), sys.exit()))\n"
+        f"pathlib.Path({str(ready)!r}).write_text('ready')\n"
+        "while True: time.sleep(0.05)"
+    )
+    program = tmp_path / "child.py"
+    program.write_text(child)
+    text = f"{sys.executable} {program} </dev/null >/dev/null 2>&1 & while [ ! -e {ready} ]; do sleep 0.05; done"
+    wrapper = start("run", "job", "--grace", "20", *shell(text))
+    told(ready)
+    eventually("the command itself has ended", lambda: wrapper.poll() is None and not _children(wrapper.pid, "sh"))
+    wrapper.send_signal(signal.SIGUSR1)
+    assert ended(wrapper, 15)[0] == 0
+    assert heard.exists()
+
+
+def _children(pid: int, name: str) -> list[str]:
+    """Living children of a process by that name."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        child for child in found if alive(int(child)) and Path(f"/proc/{child}/comm").read_text().strip() == name
+    ]
+
+
+def test_the_command_writes_where_the_wrapper_was_told_to(
+    start: Start, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    """Another context is the file's current one, and has another prefix."""
+    config = tmp_path / "config.toml"
+    config.write_text('current = "b"\n[contexts.a]\n[contexts.b]\ndata_prefix = "/elsewhere/"\n')
+    put = f"{sys.executable} -m cli data put k v"
+    assert ended(start("run", "job", "--context", "a", *shell(put), env={"ETCDFENCE_CONFIG": str(config)}))[0] == 0
+    assert coordinator.get("k").value == b"v"
+
+
+def test_closed_standard_streams(start: Start, coordinator: Coordinator) -> None:
+    put = f"{sys.executable} -m cli data put k -"
+    code, _, err = ended(start("run", "job", *shell(f"{put} <&-")))
+    assert code == 2 and "Traceback" not in err
+    assert ended(start("run", "job", *shell(f"{sys.executable} -m cli data show nothing 2>&-")))[:2] == (3, "")
+
+
+@pytest.fixture
+def terminal(endpoint: str, namespace: str) -> Iterator[int]:
+    """An interactive bash; what is written to the number is typed."""
+    main, side = pty.openpty()
+    bash = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"],
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        env={**os.environ, "ETCDFENCE_ENDPOINTS": endpoint, "ETCDFENCE_NAMESPACE": namespace},
+        start_new_session=True,
+        preexec_fn=_take,
+    )
+    os.close(side)
+    reading = threading.Thread(target=_read_all, args=(main,), daemon=True)
+    reading.start()
+    yield main
+    os.write(main, b"\x03\nexit\nexit\n")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        bash.wait(5)
+    bash.kill()
+    bash.wait()
+    reading.join(10)
+    os.close(main)
+
+
+def _read_all(file: int) -> None:
+    with contextlib.suppress(OSError):  # the terminal has gone
+        while os.read(file, 65536):
+            continue
+
+
+def typed(terminal: int, line: str) -> None:
+    os.write(terminal, line.encode() + b"\n")
+
+
+def _stands_still(path: Path) -> bool:
+    before = path.read_text()
+    threading.Event().wait(0.3)
+    return path.read_text() == before
+
+
+@pytest.mark.field(101)
+def test_a_job_that_is_stopped_and_continued(terminal: int, coordinator: Coordinator, tmp_path: Path) -> None:
+    """Ctrl-Z stops the command, the wrapper and so the renewals; continued after the lease has run out, both end.
+    And `bg` leaves the terminal to the shell."""
+    beat, code, shell_lives = tmp_path / "beat", tmp_path / "code", tmp_path / "lives"
+    command = f"sh -c 'while :; do date +%N > {beat}; sleep 0.05; done' </dev/null"
+    for way in ("fg", "bg; wait %1"):
+        typed(terminal, f"{' '.join(CLI)} run job --ttl 2 -- {command}")
+        eventually("it beats", lambda: beat.exists() and beat.read_text(), 20)
+        os.write(terminal, b"\x1a")
+        eventually("all is stopped", lambda: _stands_still(beat), 20)
+        eventually("its lease has run out", lambda: coordinator.describe("job").owner is None, 20)
+        typed(terminal, f"{way}; echo $? > {code}")
+        assert told(code) == "5"
+        typed(terminal, f"echo yes > {shell_lives}")
+        assert told(shell_lives) == "yes"
+        for path in (beat, code, shell_lives):
+            path.unlink()
+
+
+@pytest.mark.field(101)
+def test_a_job_that_comes_to_the_foreground_reads_the_terminal(
+    terminal: int, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    got = tmp_path / "got"
+    typed(terminal, f"{' '.join(CLI)} run job --ttl 9 -- sh -c 'sleep 1; read x; echo $x > {got}' &")
+    eventually("it owns", lambda: [task for task in coordinator.tasks() if task.owner], 20)
+    typed(terminal, "fg")
+
+    def heard() -> bool:
+        typed(terminal, "hello")
+        return got.exists()
+
+    eventually("it reads", heard, 20)
+    assert told(got) == "hello"
+    eventually("it has ended", lambda: not [task for task in coordinator.tasks() if task.owner], 20)
