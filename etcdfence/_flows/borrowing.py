@@ -56,20 +56,19 @@ def _answered(txn: Txn, seen: _Seen, blind: bool, pace: Pace) -> Flow[tuple[TxnR
     """etcd's answer, and whether a try went unanswered before it. What comes of a later try, or keeps it from
     being made, is no answer to that one."""
     txn = _txns.checked_size(txn)
-    failure: EtcdFenceError
-    while True:
-        try:
-            return (yield from txn), blind
-        except OutcomeUnknown as error:
-            if not seen.revision:
-                raise
-            blind, failure = True, error
-        except Unavailable as error:
-            failure = error
-        try:
-            yield from pace.again(failure)
-        except EtcdFenceError as error:
-            raise (OutcomeUnknown(str(error)) if blind else error) from error
+    try:
+        while True:
+            try:
+                return (yield from txn), blind
+            except OutcomeUnknown as error:
+                if not seen.revision:
+                    raise
+                blind = True
+                yield from pace.again(error)
+            except Unavailable as error:
+                yield from pace.again(error)
+    except EtcdFenceError as error:
+        raise (OutcomeUnknown(str(error)) if blind else error) from error
 
 
 @dataclass(frozen=True, slots=True)

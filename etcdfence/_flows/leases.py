@@ -164,9 +164,8 @@ class Bid:
     @property
     def present_is_open(self) -> bool:
         """Whether something of the present ask may land, or stands in line."""
-        if self.ask is None:
-            return False
-        return self.in_flight or self.doubtful or self.loose or self.ask.place > 0
+        ask = self.ask
+        return ask is not None and (self.in_flight or self.doubtful or self.loose or ask.place > 0)
 
     @property
     def open(self) -> bool:

@@ -125,6 +125,7 @@ DENIALS = frozenset({Fault.DELAYED, Fault.DENIED})
 # the transport speaks against a second copy of that claim: gRPC over TCP delivers no request twice.
 NOT_TWICE = USUAL - {Fault.DUPLICATED}
 SEVERAL = frozenset({Fault.DELAYED, Fault.REFUSED})
+WHILE_LEAVING = frozenset({Fault.DELAYED, Fault.LOST_REQUEST, Fault.TIMED_OUT})
 LOST = attempt("lost", lease=77, ended=False)
 A, B, C = (Worker(name, (put("k", name.lower()),)) for name in "ABC")
 
@@ -522,7 +523,6 @@ SMALL = (
     WAITING,
     PATIENT,
     IN_LINE,
-    IN_LINE_FOR_A_WHILE,
     THROWN_OUT,
     CRASHED_IN_LINE,
     OWNS_AND_STAYS,
@@ -588,9 +588,19 @@ QUICK = (
     at_most(OPERATOR, 0, 0),
     at_most(THREE, 0, 0),
     at_most(LATECOMER, 0, 0),
+    at_most(IN_LINE_FOR_A_WHILE, 0, 0),
+    replace(OWNS_AND_STAYS, faults=1, events=1),
+    replace(OWNS_AND_STAYS, faults=0, events=2),
+    at_most(GIVING_UP_LATE, 1, 2),
+    replace(GIVING_UP_LATE, faults=2, events=1, kinds=WHILE_LEAVING),
+    at_most(GIVING_UP_FREE, 1, 1),
+    replace(BORROWED, faults=2, events=0, kinds=DENIALS | SEVERAL, programs=BORROWED.programs[::2]),
+    replace(SESSION_RENEWALS, faults=2, events=0, kinds=frozenset({Fault.LIED, Fault.REFUSED})),
     at_most(THROWN_OUT_AND_PASSED, 0, 0),
 )
 DEEP = (
+    replace(IN_LINE_FOR_A_WHILE, faults=1, events=0, kinds=frozenset({Fault.DELAYED, Fault.LOST_REPLY})),
+    *(at_most(one, 1, 1) for one in (GIVING_UP, RESERVED, THROWN_OUT)),
     *(at_most(one, 1, 0) for one in LARGE),
     *(at_most(one, 1, 1) for one in (CLAIMS, WAITING, PATIENT, FAILING, CANCELLING)),
     *(at_most(one, 1, 1) for one in (EXPECTATIONS, REFUSALS, FOREIGN_HAND, DOUBTFUL, LOSING)),
@@ -605,6 +615,9 @@ DEEPEST = (
     *(at_most(one, 2, 0) for one in (CLAIMS, WRITES)),
     replace(RESTORED, faults=1, events=0, kinds=frozenset({Fault.DELAYED})),
     at_most(RESTORED, 0, 1),
+    at_most(IN_LINE, 1, 1),
+    at_most(SESSIONS, 1, 1),
+    replace(THROWN_OUT_AND_PASSED, faults=1, events=0, kinds=frozenset({Fault.DELAYED, Fault.DUPLICATED})),
 )
 if os.environ.get("ETCDFENCE_TEST_DEEPEST"):
     DEEP = (*DEEP, *DEEPEST)
