@@ -156,7 +156,6 @@ class Desk:
     def _kept(self, holding: Holding) -> None:
         """A session that was closed while something was claimed in it gives that back as well."""
         if holding.session is not None and holding.session.closed:
-            self._engine.give_back_in_background(holding)
             self._engine.require_session(holding.session)
 
     def _held(self, wish: leases.Wish, taken: Taken) -> Held:

@@ -125,10 +125,17 @@ class Coordinator(Desk):
                 outcome = self._engine.drive(flow, caller)
                 owned = self._lease(self._won(wish, outcome, terms), terms, on_lost, on_unverified)
                 bid.taken_up(owned._tenure)
-            finally:  # what went unanswered, or was given up
-                self._engine.bids.remove(bid)
+            except BaseException:
                 self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=True)
-            self._kept(owned._holding)
+                raise
+            finally:
+                self._engine.bids.remove(bid)
+            try:
+                self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=True)  # what is left over
+                self._kept(owned._holding)
+            except BaseException:
+                self._engine.give_back_in_background(owned._holding)
+                raise
             return owned
 
         return self._engine.acquire(lease)
