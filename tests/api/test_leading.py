@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from etcdfence import Coordinator, LeaseLost, LeaseReleased, Misuse, Periods
+from etcdfence import Coordinator, LeaseLost, LeaseReleased, Misuse, Periods, Standing
 
-from ..support.waiting import eventually
+from ..support.waiting import eventually, pass_time
 
 Connect = Callable[..., Coordinator]
 QUICK = {"lease_duration": 3, "renew_deadline": 2.0, "retry_period": 0.4}
@@ -229,3 +231,105 @@ def test_the_same_as_a_plain_loop_over_acquire(connect: Connect, raw: Any) -> No
         except LeaseLost:
             continue
     assert terms == sorted(set(terms))
+
+
+@pytest.mark.req("P-6")
+def test_a_lease_won_from_the_line_is_fresh(connect: Connect) -> None:
+    """What was kept for the place in line is kept as the periods of the lease ask for."""
+    holder = connect().acquire("controller", ttl=60)
+    got: list[Any] = []
+    waiter: Any = connect()
+    thread = threading.Thread(
+        target=lambda: got.append(waiter.acquire("controller", ttl=Periods(30, 3.0, 1.0), wait=60))
+    )
+    thread.start()
+    looker = connect()
+    eventually("it waits", looker.waiters)
+    pass_time(4)
+    holder.release()
+    eventually("it owns", lambda: got)
+    assert got[0].standing is Standing.HELD
+    assert got[0].expires_in > 1
+
+
+def test_a_leadership_is_run_again_after_its_work_has_failed(connect: Connect) -> None:
+    failed: list[int] = []
+
+    def once(lease: Any, *_: Any) -> None:
+        if not failed:
+            failed.append(lease.generation)
+            raise ZeroDivisionError
+
+    async def once_async(lease: Any) -> None:
+        once(lease)
+
+    coordinator: Any = connect()
+    one = Candidate(coordinator, on_started=once_async if hasattr(coordinator, "_loop") else once)
+    one.ended()
+    assert isinstance(one.failure, ZeroDivisionError)
+    one.failure = None
+    again = threading.Thread(target=one._run, daemon=True)
+    again.start()
+    one.leads()
+    assert one.leadership.lease.generation > failed[0]  # type: ignore[union-attr]  # it leads
+    one.leadership.stop()
+    eventually("it has ended", lambda: not again.is_alive(), 30)
+    assert one.failure is None
+
+
+@pytest.mark.req("P-7")
+def test_work_that_has_not_ended_is_unhealthy_and_has_no_second_beside_it(
+    candidate: Make, connect: Connect, raw: Any
+) -> None:
+    one = candidate("a", stubborn=True, drain=0.2)
+    one.leads()
+    raw.delete(connect()._engine.keys.task("controller").owner)
+    eventually("it was told", lambda: "stopped" in one.told, 30)
+    assert not one.leadership.healthy
+    assert not one.leadership.leading
+    assert len(one.terms) == 1
+    one.let_go.set()
+    eventually("it leads again", lambda: len(one.terms) == 2, 30)
+    assert one.leadership.healthy
+
+
+def test_callbacks_of_the_wrong_kind_are_refused(connect: Connect) -> None:
+    async def coroutine(*_: Any) -> None: ...
+
+    coordinator: Any = connect()
+    lead = getattr(coordinator, "_inner", coordinator).lead
+    right: Any = coroutine if hasattr(coordinator, "_loop") else lambda *_: None
+    wrong: Any = (lambda *_: None) if hasattr(coordinator, "_loop") else coroutine
+    for options in (
+        {"on_started": wrong},
+        {"on_started": right, "on_stopped": coroutine},
+        {"on_started": right, "on_new_leader": coroutine},
+        {"on_started": right, "on_stopped": "not a function"},
+    ):
+        with pytest.raises(Misuse):
+            lead("controller", **options)
+
+
+def test_terms_leave_nothing_behind(connect: Connect, raw: Any) -> None:
+    """Neither handles nor threads, over several of them."""
+    coordinator: Any = connect()
+    seen: list[weakref.ref[Any]] = []
+
+    def remembers(lease: Any, *_: Any) -> None:
+        seen.append(weakref.ref(lease))
+
+    async def remembers_async(lease: Any) -> None:
+        remembers(lease)
+
+    one = Candidate(coordinator, on_started=remembers_async if hasattr(coordinator, "_loop") else remembers)
+    for count in range(1, 4):
+        eventually("it leads", lambda count=count: len(seen) == count, 30)
+        raw.delete(coordinator._engine.keys.task("controller").owner)
+    eventually("it leads", lambda: len(seen) == 4, 30)
+    one.stops()
+
+    def gone() -> bool:
+        gc.collect()
+        return not [ref for ref in seen if ref() is not None]
+
+    eventually("no handle is left", gone)

@@ -262,3 +262,103 @@ async def _claimed(coordinator: etcdfence.AsyncCoordinator) -> etcdfence.AsyncSe
     session = await coordinator.session(ttl=10)
     await session.acquire("job", wait=5)
     return session
+
+
+# --- leadership, cancelled ---------------------------------------------------------------------------------
+
+
+@pytest.mark.req("P-4")
+@pytest.mark.parametrize("uncontended", [True, False])
+def test_run_may_be_cancelled_at_any_moment(etcdfence_memory: MemoryKit, uncontended: bool) -> None:
+    """Alone, and while taking over from another; once, and twice in a row."""
+
+    async def main(ticks: int, again: int | None) -> None:
+        coordinator, other = await etcdfence_memory.connect_async(), await etcdfence_memory.connect_async()
+        leadership = coordinator.lead("controller", on_started=_works, on_new_leader=lambda _: None)
+        holder = None if uncontended else await other.acquire("controller")
+        running = asyncio.ensure_future(leadership.run())
+        for tick in range(ticks):
+            await asyncio.sleep(0)
+            if holder is not None and tick == ticks // 2:
+                await holder.release()
+        running.cancel()
+        for _ in range(again or 0):
+            await asyncio.sleep(0)
+        if again is not None:
+            running.cancel()
+        await asyncio.wait([running])
+        if holder is not None:
+            await holder.release()
+        for _ in range(400):
+            if not await other.tasks(owned_only=True) and not await other.waiters():
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError(f"cancelled after {ticks} ticks, {again}: {await other.tasks(owned_only=True)}")
+        await coordinator.close()
+        await other.close()
+        assert not [task for task in asyncio.all_tasks() if "etcdfence" in task.get_name()]
+
+    for ticks in range(0, 40, 1 if uncontended else 3):
+        for again in (None, 0, 1, 3):
+            asyncio.run(main(ticks, again))
+
+
+async def _works(_: etcdfence.AsyncLease) -> None:
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+# --- under a guard that was handed on ----------------------------------------------------------------------
+
+
+@pytest.mark.req("promise-4")
+@pytest.mark.parametrize("how", ["closed", "deleted, guard gone", "deleted, guard holds"])
+def test_a_borrowed_write_whose_answer_was_lost_is_unknown(
+    taped: Taped, connect: Connect, raw: Raw, how: str
+) -> None:
+    lease = connect().acquire("job", ttl=60)
+    coordinator, tape = taped(patience=5.0)
+    guard, key = coordinator.guard("job", lease.token, lease.receipt.lease_id), coordinator._engine.keys.data("k")
+    if how == "closed":
+        coordinator.put("job", guard, "k", "before")
+
+    def applied(tape: Tape, request: Request[Any], within: float) -> Any:
+        tape.wire.call(request, within)
+        if how == "closed":
+            threading.Thread(target=coordinator.close).start()
+            eventually("it is being closed", lambda: coordinator._engine.closing)
+        else:
+            raw.delete(key)
+        if how == "deleted, guard gone":
+            lease.release()
+        raise etcdfence.OutcomeUnknown("the reply was lost on its way")
+
+    tape.fault(puts(b"/data/"), applied)
+    with pytest.raises(etcdfence.OutcomeUnknown):
+        coordinator.put("job", guard, "k", "v")
+    if how != "closed":
+        assert raw.get(key) is None  # and it was not written a second time
+
+
+@pytest.mark.req("promise-2")
+def test_why_a_borrowed_guard_does_not_hold(connect: Connect, raw: Raw) -> None:
+    lease, borrower = connect().acquire("job"), connect()
+    guard = borrower.guard("job", lease.token, lease.receipt.lease_id)
+    assert borrower.put("job", guard, "k", "v").revision > lease.generation
+    lease.release()
+    with pytest.raises(etcdfence.LeaseLost):
+        borrower.put("job", guard, "k", "after its end")
+    with connect().acquire("job") as successor:
+        with pytest.raises(etcdfence.Superseded) as refused:
+            borrower.put("job", guard, "k", "under another")
+        assert refused.value.current == successor.generation
+    for wrong in (lease.token, "guard", None):
+        with pytest.raises(Misuse):
+            borrower.put("job", wrong, "k", "v")  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(Misuse):
+        borrower.put("another", guard, "k", "v")
+    assert borrower.get("k").value == b"v"
