@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TypeVar
 
 from etcdfence._flow import Caller, Flow, drive
-from etcdfence._flows import fencing, leases, tasks, turns
+from etcdfence._flows import fencing, leases, renewals, tasks, turns
 from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
 from etcdfence._host import Bounded, Clock, Host
@@ -163,7 +163,7 @@ class Engine:
     def _ask_again(self, known: Header, store: int) -> None:
         try:
             bounded = Bounded(self.host, self.host.now() + SECOND_OPINION)
-            back = drive(leases.went_back(self.keys.epoch, known, SECOND_OPINION), bounded)
+            back = drive(renewals.went_back(self.keys.epoch, known, SECOND_OPINION), bounded)
         except EtcdFenceError as error:
             log.warning("a reply came from an older store than before; asking again failed: %s", error)
             return
@@ -502,7 +502,7 @@ class Engine:
             if holding.lane.quiet and holding.session is not None:
                 self._give_back_silent(holding)
         lanes, spare = [holding.lane for holding in holdings], [session.shared() for session in sessions]
-        found = self.drive(leases.renew(lanes, spare, self.keys.epoch, self.host.seen, limit), self.host)
+        found = self.drive(renewals.renew(lanes, spare, self.keys.epoch, self.host.seen, limit), self.host)
         asked = [holding.belief for holding in holdings] + [session.belief for session in sessions]
         outcomes = dict(zip(asked, map(_outcome, found), strict=True))
         for holding in holdings:
@@ -512,5 +512,5 @@ class Engine:
         return [outcomes.get(belief, Doubt.NOT_RENEWED) for belief in beliefs]
 
 
-def _outcome(found: leases.RenewalOutcome) -> Outcome:
-    return Confirmed(found.sent.clock, found.sent.wall) if isinstance(found, leases.Renewed) else found
+def _outcome(found: renewals.RenewalOutcome) -> Outcome:
+    return Confirmed(found.sent.clock, found.sent.wall) if isinstance(found, renewals.Renewed) else found

@@ -65,9 +65,10 @@ class Held(Refused):
     """Somebody owns the task. `owner` says who, `mine` whether it is this coordinator.
 
     `owner` is None when nobody owns it at the moment but others are ahead in line, or it is kept for somebody;
-    `line` is how many were in line. What this coordinator owns (`mine`) it never waits for: handles may be used by
-    all of its threads and tasks, so it would wait for itself. `namesake`: the owner goes by the same holder
-    name but is another worker; names are for people and decide nothing, two workers should not share one.
+    `line` is how many were in line. What this coordinator owns (`mine`) it does not wait for without limit:
+    handles may be used by all of its threads and tasks, so it might wait for itself. `namesake`: the owner goes
+    by the same holder name but is another worker; names are for people and decide nothing, two workers should
+    not share one.
     """
 
     advice = "Wait with acquire(), look at the present owner with describe(), or leave the task alone."

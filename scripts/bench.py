@@ -11,6 +11,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Counting:
     """The transport, counting requests to etcd and keeping the last transaction."""
 
     def __init__(self, endpoint: str) -> None:
-        self.wire = GrpcTransport([endpoint])
+        self.endpoint, self.wire = endpoint, GrpcTransport([endpoint])
         self.requests = 0
         self.last: Txn | None = None
 
@@ -50,6 +51,10 @@ class Counting:
         if isinstance(request, Txn):
             self.last = request
         return self.wire.call(request, within)
+
+    def again(self) -> GrpcTransport:
+        """Another wire to the same etcd, which is not counted."""
+        return GrpcTransport([self.endpoint])
 
     def interrupt(self) -> None:
         self.wire.interrupt()
@@ -179,6 +184,62 @@ def claim_and_release(etcd: LocalEtcd, rounds: int) -> None:
     print(f"  requests for the claim of a new task, grant included: {wire.requests - before}")
     lease.release()
     coordinator.close()
+
+
+def session_cycle(etcd: LocalEtcd, rounds: int) -> None:
+    wire, bare = Counting(etcd.endpoint), Bare(etcd.endpoint)
+    with over(wire, namespace="bench") as coordinator, coordinator.session(ttl=600) as session:
+
+        def by_hand() -> None:
+            bare.compare_and_put()
+            bare.compare_and_put()
+
+        before = wire.requests
+        figures = in_turns(
+            {"bare: two transactions": by_hand, "session.try_acquire and release": lambda: cycle(session)}, rounds
+        )
+        figures["bare: two transactions"].requests = 2
+        figures["session.try_acquire and release"].requests = (wire.requests - before) / (rounds + 50)
+        heading("claim and release in a session")
+        show(figures)
+
+
+def cycle(session: etcdfence.Session) -> None:
+    session.try_acquire("cycle").release()
+
+
+def hand_over(etcd: LocalEtcd, waiters: int, rounds: int) -> None:
+    """From one owner's call of release() to the next one's acquire() having returned, down a line of threads."""
+    wire, bare = Counting(etcd.endpoint), Bare(etcd.endpoint)
+    taken, requests = Figure(f"one hand-over, {waiters} in line"), 0
+    with over(wire, namespace="bench") as coordinator, over(wire.again(), namespace="bench") as holder:
+        for _ in range(rounds):
+            let_go: list[float] = []
+            lease = holder.acquire("line", ttl=600)
+
+            def wait(let_go: list[float]) -> None:
+                mine = coordinator.acquire("line", ttl=600, wait=600)
+                now = time.perf_counter()
+                taken.seconds.append(now - let_go[-1])
+                let_go.append(time.perf_counter())
+                mine.release()
+
+            threads = [threading.Thread(target=wait, args=(let_go,)) for _ in range(waiters)]
+            for thread in threads:
+                thread.start()
+            while len(coordinator.waiters()) < waiters:
+                time.sleep(0.05)
+            time.sleep(0.2)
+            wire.requests = 0
+            let_go.append(time.perf_counter())
+            lease.release()
+            for thread in threads:
+                thread.join()
+            requests += wire.requests
+    taken.requests = requests / (rounds * waiters)
+    figures = in_turns({"bare transaction": bare.compare_and_put}, 500)
+    heading("hand-over (requests of the waiters: claim, release, revoke, look, and a watch)")
+    show({**figures, taken.name: taken})
 
 
 def renewing(etcd: LocalEtcd, leases: int, ttl: int) -> None:
@@ -326,6 +387,9 @@ def main() -> None:
         print(f"etcd {etcd.binary}, Python {sys.version.split()[0]}, grpcio {grpc.__version__}")
         fenced_put(etcd, options.rounds)
         claim_and_release(etcd, options.rounds // 4)
+        session_cycle(etcd, options.rounds // 2)
+        for waiters in (10, 50, 300):
+            hand_over(etcd, waiters, 3)
         renewing(etcd, options.leases, options.ttl)
         for tasks in (1, 8, 64, 256):
             asyncio.run(fenced_put_async(etcd, tasks, max(20, options.rounds // (2 * tasks))))

@@ -86,7 +86,7 @@ class AsyncCoordinator(Desk):
         """Own the task, waiting in line up to `wait` seconds (None: without limit); then Held.
 
         First come, first served. While in line an etcd that is silent does not end the wait before its time. What
-        this coordinator owns already is Held at once (`mine`), whoever asks: it would wait for itself.
+        this coordinator owns itself it does not wait for without limit: that is Held (`mine`), whoever asks.
 
         `async with coordinator.acquire(…) as lease:` cancels its block when the lease is lost (and raises
         LeaseLost or Superseded instead of CancelledError), unless `cancel_on_loss=False`.
@@ -184,8 +184,7 @@ class AsyncCoordinator(Desk):
         """Take part in the election of a leader; awaiting `run()` of what is returned does it. The periods
         (seconds) are those of Kubernetes' leader election, see Periods.
 
-        on_started     does the work: awaited in a task of its own with the lease, and cancelled when the work
-        has to
+        on_started     does the work: awaited in a task of its own with the lease, and cancelled when it has to
                        stop. It may return and leave the leadership to whatever it has started
         on_stopped     called when the work has stopped
         on_new_leader  called with the holder's identity (or None) whenever somebody else leads, or nobody

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from etcdfence import _txns
 from etcdfence._flow import Flow
-from etcdfence._flows import leases
+from etcdfence._flows import renewals
 from etcdfence._flows.pacing import Pace, unanswered
 from etcdfence._records import ProvenanceRecord, RefusalRecord, RefusedTry, ValueRecord, read
 from etcdfence._requests import (
@@ -258,7 +258,7 @@ def _ownership_error(lane: Lane, change: _txns.Change, evidence: _txns.Evidence)
     if loss is None and lane.ended:
         loss = Loss(LossReason.ENDED)
     try:
-        loss = loss or (yield from leases.diagnose(lane))
+        loss = loss or (yield from renewals.diagnose(lane))
     except EtcdFenceError:
         loss = None
     loss = loss or Loss(LossReason.GONE)

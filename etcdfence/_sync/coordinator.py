@@ -84,7 +84,7 @@ class Coordinator(Desk):
         """Own the task, waiting in line up to `wait` seconds (None: without limit); then Held.
 
         First come, first served. While in line an etcd that is silent does not end the wait before its time. What
-        this coordinator owns already is Held at once (`mine`), whoever asks: it would wait for itself.
+        this coordinator owns itself it does not wait for without limit: that is Held (`mine`), whoever asks.
         """
         return self._acquire(task, wait, holder, Terms(ttl, max_silence), on_lost, on_unverified)
 

@@ -10,7 +10,7 @@ from etcdfence import _timing
 from etcdfence._edits import Edits, checked_document, checked_evidence
 from etcdfence._engine import Terms
 from etcdfence._flow import Flow
-from etcdfence._flows import fencing, leases
+from etcdfence._flows import fencing, renewals
 from etcdfence._flows.fencing import Lane
 from etcdfence._flows.pacing import Pace
 from etcdfence._handle import Commit, LeaseHandle, Play, Revoke, about
@@ -55,7 +55,7 @@ class Lease(LeaseHandle):
         action everything may change, which is what guards and fenced writes are for.
         """
         self._engine.require_live(self._holding)
-        self._require_held(self._engine.run(lambda pace: leases.check(self._holding.lane, pace)))
+        self._require_held(self._engine.run(lambda pace: renewals.check(self._holding.lane, pace)))
 
     def wait_lost(self, timeout: float | None = None) -> Loss | None:
         """Wait until the lease is lost, at most `timeout` seconds; None when it is not, or was given back."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from etcdfence._flow import Flow
-from etcdfence._flows import borrowing, fencing, leases, tasks, turns, watching
+from etcdfence._flows import borrowing, fencing, leases, renewals, tasks, turns, watching
 from etcdfence._flows.fencing import Check, Edit, Lane
 from etcdfence._flows.leases import Bid, Epoch, Shared, Wish
 from etcdfence._flows.pacing import Pace, pace_for
@@ -339,7 +339,7 @@ def silently(lane: Lane) -> Flow[None]:
 def renewing_in_an_older_store(lane: Lane) -> Flow[None]:
     """A round of a process that has seen more of the store than there is now, and asks again."""
     seen = Header(1, 7)
-    back = yield from leases.went_back(KEYS.epoch, seen, 2.0)
+    back = yield from renewals.went_back(KEYS.epoch, seen, 2.0)
     yield from Note(("went back", back))
     yield from _renewed(lane, seen)
 
@@ -349,13 +349,13 @@ def _renewed(lane: Lane, known: Header) -> Flow[None]:
     guard, tenure = lane.tenure.guard, lane.tenure
     spare = [Shared(guard.lease_id, tenure.granted, tenure.granted_at)] if tenure.shared else []
     try:
-        outcome, *others = yield from leases.renew([lane], spare, KEYS.epoch, known, 2.0)
+        outcome, *others = yield from renewals.renew([lane], spare, KEYS.epoch, known, 2.0)
     except EtcdFenceError:
         return
     if others and isinstance(others[0], Loss):
         yield from Note(("session over", guard.lease_id, others[0].reason))
     attempt = lane.tenure.attempt.attempt
-    if isinstance(outcome, leases.Renewed):
+    if isinstance(outcome, renewals.Renewed):
         lane.renewed_at = outcome.sent.clock
         yield from Note(("stamped", outcome.sent.clock - begun.clock))
         yield from Note(("renewed", attempt))
@@ -367,7 +367,7 @@ def _renewed(lane: Lane, known: Header) -> Flow[None]:
 def checking(lane: Lane) -> Flow[None]:
     pace = yield from pace_for(PATIENCE)
     try:
-        loss = yield from leases.check(lane, pace)
+        loss = yield from renewals.check(lane, pace)
     except EtcdFenceError:
         return
     attempt = lane.tenure.attempt.attempt

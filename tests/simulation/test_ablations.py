@@ -14,7 +14,7 @@ import pytest
 
 from etcdfence import _txns
 from etcdfence._flow import Flow
-from etcdfence._flows import fencing, leases, tasks, turns, watching
+from etcdfence._flows import fencing, leases, renewals, tasks, turns, watching
 from etcdfence._keys import prefix_end
 from etcdfence._records import ValueRecord, read
 from etcdfence._requests import Compare, Delete, FreshLeaseId, Grant, KeepAlive, Now, Put, Range, Target, Txn, Wait
@@ -207,7 +207,7 @@ def grant_again(bid: leases.Bid, ttl: int, pace: Any) -> Flow[None]:
 def believe_the_keepalive(lanes: Any, *_: object) -> Flow[list[Any]]:
     sent = yield from Now()
     yield from KeepAlive(tuple(lane.tenure.guard.lease_id for lane in lanes), 1.0)
-    return [leases.Renewed(sent) for _ in lanes]
+    return [renewals.Renewed(sent) for _ in lanes]
 
 
 def protects_nothing(_: object) -> Flow[bool]:
@@ -241,7 +241,7 @@ def content(lane: fencing.Lane, change: _txns.Change, pace: Any) -> Any:
 
 
 def stamped_late(lane: fencing.Lane, ttls: Any, sent: Any) -> Any:
-    return leases.Renewed(replace(sent, clock=sent.clock + 1))
+    return renewals.Renewed(replace(sent, clock=sent.clock + 1))
 
 
 def believe_the_watch(bid: leases.Bid, ask: _txns.Claim, _pace: Any) -> Flow[Any]:
@@ -293,7 +293,7 @@ DECISIONS = [
     ("sealing a write before it is refused", fencing, "seal", settle_by_reading, at.EXPECTATIONS, DEFINITE, 1, 0),
     ("settling by a committed transaction", fencing, "seal", settle_by_reading, at.SETTLING, DEFINITE, 1, 0),
     ("a grant is not repeated", leases, "grant", grant_again, at.CLAIMS, GRANTED_ONCE, 1, 0),
-    ("renewal reads the owner", leases, "renew", believe_the_keepalive, at.RENEWALS, CONFIRMED_IS_TRUE, 0, 1),
+    ("renewal reads the owner", renewals, "renew", believe_the_keepalive, at.RENEWALS, CONFIRMED_IS_TRUE, 0, 1),
     (
         "records that protect stay",
         tasks,
@@ -307,7 +307,16 @@ DECISIONS = [
     ("a doubtful claim is recorded as such", leases, "tenure_of", never_doubtful, at.DOUBTFUL, ONE_TENURE, 1, 0),
     ("a marker goes with its attempt", _txns, "remove", with_every_marker, at.MARKERS, EXACTLY_ONCE, 1, 0),
     ("an ending is reported when it was applied", tasks, "commit", content, at.OPERATOR, ENDS_ARE_TRUE, 0, 0),
-    ("a renewal counts from its sending", leases, "_renewal", stamped_late, at.RENEWALS, CONFIRMED_IS_TRUE, 1, 0),
+    (
+        "a renewal counts from its sending",
+        renewals,
+        "_renewal",
+        stamped_late,
+        at.RENEWALS,
+        CONFIRMED_IS_TRUE,
+        1,
+        0,
+    ),
     ("a watch is no proof", leases, "answer_to", believe_the_watch, at.IN_LINE, CROWNED_BY_ETCD, 0, 1),
     (
         "only the first in line claims",
