@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from etcdfence.testing import MemoryKit
 
 from .support import waiting
 from .support.raw import Raw
+from .support.shown import REQUIREMENTS, listed
 from .support.tape import Tape
 
-REQUIREMENTS = Path(__file__).parent / "requirements.toml"
 NEEDS_SERVER = {"endpoint", "own_etcd", "cluster", "etcdfence_server"}  # fixtures
 
 
@@ -29,17 +28,8 @@ NEEDS_SERVER = {"endpoint", "own_etcd", "cluster", "etcdfence_server"}  # fixtur
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--requirements",
-        action="store_true",
-        help="fail unless every entry of tests/requirements.toml has a test that ran and passed",
+        "--shown", metavar="FILE", help="write the ids of tests/requirements.toml that were shown by this run"
     )
-
-
-def listed() -> dict[str, str]:
-    """Every id of the list with its sentence; public failures are called field-N."""
-    document = tomllib.loads(REQUIREMENTS.read_text(encoding="utf-8"))
-    found = {f"{entry['id']}": entry["shows"] for entry in document["requirement"]}
-    return found | {f"field-{entry['number']}": entry["shows"] for entry in document["field"]}
 
 
 def _ids(item: pytest.Item) -> list[str]:
@@ -67,18 +57,10 @@ class Shown:
         if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
             self.passed.update(self.ids.get(report.nodeid, ()))
 
-    def missing(self, config: pytest.Config) -> list[str]:
-        wanted = set(listed()) if config.getoption("--requirements") else set()
-        return sorted(wanted - self.passed)
-
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.missing(session.config):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-        missing = self.missing(config)
-        if missing:
-            terminalreporter.write_line(f"not shown by any passed test: {', '.join(missing)}", red=True)
+        wanted = session.config.getoption("--shown")
+        if wanted:
+            Path(wanted).write_text("".join(f"{one}\n" for one in sorted(self.passed)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
