@@ -131,10 +131,10 @@ class Desk:
         self._engine.bids.append(bid)
         return bid
 
-    def _won(self, wish: leases.Wish, outcome: Tenure | Taken, terms: Terms) -> Tenure:
+    def _won(self, bid: leases.Bid, wish: leases.Wish, outcome: Tenure | Taken, terms: Terms) -> Tenure:
         """The tenure, or Held. The epoch may have been raised meanwhile, and a session renewed."""
         if isinstance(outcome, Taken):
-            raise self._held(wish, outcome)
+            raise self._held(bid, wish, outcome)
         guard = outcome.guard
         self._epoch = leases.Epoch(guard.epoch_key, guard.epoch_value, outcome.epoch)
         return replace(outcome, granted_at=terms.session.belief.renewed_at) if terms.session else outcome
@@ -158,9 +158,9 @@ class Desk:
         if holding.session is not None and holding.session.closed:
             self._engine.require_session(holding.session)
 
-    def _held(self, wish: leases.Wish, taken: Taken) -> Held:
+    def _held(self, bid: leases.Bid, wish: leases.Wish, taken: Taken) -> Held:
         owner = taken.owner
-        mine = owner is not None and owner.attempt in self._engine.attempts()
+        mine = bid.mine or (owner is not None and owner.attempt in self._engine.attempts())
         namesake = owner is not None and owner.holder == wish.holder and not mine
         return Held(wish.keys.task, owner, mine=mine, namesake=namesake, line=taken.line)
 

@@ -264,7 +264,8 @@ def stands(ask: Claim, reply: TxnReply) -> Ran | Shut | OtherEpoch | Taken:
 def enter(ask: Claim) -> Txn:
     """Get in line: an entry on the wait lease. Repeated it changes nothing, for an entry keeps its create
     revision. The compare on the attempt key is what keeps a late try from leaving an entry behind: an attempt
-    that has run, or was sealed, has no place in line. A task that is closed, or of another epoch, has no line."""
+    that has run, or was sealed, has no place in line; nor has one of another epoch, whose line was cleared.
+    That a task is closed is read: its entry goes with the lease, which ends with the attempt."""
     attempt = ask.attempt
     waiter = WaiterRecord(
         attempt=attempt.attempt,
@@ -275,11 +276,7 @@ def enter(ask: Claim) -> Txn:
     )
     put = Put(ask.entry_key, waiter.to_bytes(), ask.wait_lease)
     return Txn(
-        compares=(
-            absent(ask.attempt_key),
-            absent(ask.keys.closed),
-            Compare(Target.VALUE, ask.epoch_key, ask.epoch_value),
-        ),
+        compares=(absent(ask.attempt_key), Compare(Target.VALUE, ask.epoch_key, ask.epoch_value)),
         success=(put, *standing_of(ask)),
         failure=standing_of(ask),
     )

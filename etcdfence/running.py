@@ -12,7 +12,6 @@ started in turn goes on then, and nothing renews the lease for it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import queue
@@ -48,7 +47,26 @@ LOOK_AGAIN: Final = 0.05  # seconds, for what nobody tells of: the parent's end,
 PARENT_SECONDS: Final = 0.5
 KILLED_SECONDS: Final = 2.0
 UNKNOWN: Final = 255  # the exit code of a command that somebody else has collected
-_PR_SET_PDEATHSIG: Final = 1
+# What the command is started by, so that the kernel ends it when we are killed. A program of its own, because code
+# of ours between fork and exec would run in a copy of a process that has gRPC's threads, and was seen to abort
+# there.
+PR_SET_PDEATHSIG: Final = 1
+LAUNCH: Final = f"""
+import ctypes, os, signal, sys
+parent = os.getppid()
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}, 0, 0, 0)
+if os.getppid() != parent:
+    sys.exit({128 + signal.SIGTERM})
+try:
+    os.execv(sys.argv[1], sys.argv[2:])
+except OSError as error:
+    print(f"etcdfence: {{sys.argv[2]}} cannot be run: {{error.strerror}}", file=sys.stderr)
+    sys.exit(126)
+"""
+LAUNCHER: Final = (sys.executable, "-I", "-S", "-c", LAUNCH)
 
 
 class Signalled(BaseException):
@@ -186,13 +204,8 @@ class Command:
 
     def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
-            return subprocess.Popen(
-                self._command,
-                executable=self._program,
-                env=dict(environment),
-                process_group=0,
-                preexec_fn=_end_with_parent,
-            )
+            words = [*LAUNCHER, self._program, *self._command]
+            return subprocess.Popen(words, env=dict(environment), process_group=0)
         except OSError as error:
             raise EtcdFenceError(f"{self._command[0]} cannot be run: {error.strerror}") from error
 
@@ -324,17 +337,6 @@ def _signal(group: int, number: int) -> bool:
     except PermissionError:  # somebody is there, with rights of his own
         return True
     return True
-
-
-def _death_signal() -> Callable[[], None]:
-    """What the child does between fork and exec; everything that can be looked up is, beforehand."""
-    if not sys.platform.startswith("linux"):
-        return lambda: None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-_end_with_parent: Final = _death_signal()
 
 
 class _Terminal:

@@ -129,7 +129,9 @@ class AsyncCoordinator(Desk):
             try:
                 flow = turns.acquire(bid, wish, self._engine.patience, until)
                 outcome = await self._engine.adrive(flow, caller)
-                owned = self._lease(self._won(wish, outcome, terms), terms, on_lost, on_unverified, cancel_on_loss)
+                owned = self._lease(
+                    self._won(bid, wish, outcome, terms), terms, on_lost, on_unverified, cancel_on_loss
+                )
                 bid.taken_up(owned._tenure)
             except BaseException:
                 self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=False)

@@ -121,6 +121,7 @@ class Bid:
                 renewed every `period` seconds
     in_flight   a request of `ask` is under way
     doubtful    a try of its claim went unanswered; `loose`: a try to get in line did
+    mine        what was asked for was owned by the same coordinator, and was not waited for
     """
 
     shared: Shared | None = None
@@ -133,6 +134,7 @@ class Bid:
     in_flight: bool = False
     doubtful: bool = False
     loose: bool = False
+    mine: bool = False
 
     def not_granted(self, lease_id: int) -> None:
         self.lease_ids.remove(lease_id)

@@ -44,16 +44,21 @@ def acquire(bid: Bid, wish: Wish, patience: float, until: float | None) -> Flow[
     pace = yield from _first_pace(patience, until)
     outcome = yield from leases.claim(bid, wish, pace)
     now = yield from Now()
-    if isinstance(outcome, Taken) and (until is None or now.clock < until) and not _for_ever(wish, until, outcome):
+    if (
+        isinstance(outcome, Taken)
+        and (until is None or now.clock < until)
+        and not _for_ever(bid, wish, until, outcome)
+    ):
         outcome = yield from wait(bid, wish, until)
     if isinstance(outcome, Taken):
         yield from _try_revoke(bid, (yield from pace_for(LEAVING)))
     return outcome
 
 
-def _for_ever(wish: Wish, until: float | None, taken: Taken) -> bool:
+def _for_ever(bid: Bid, wish: Wish, until: float | None, taken: Taken) -> bool:
     """Whether we would wait for ourselves without limit."""
-    return until is None and taken.owner is not None and taken.owner.attempt in wish.ours()
+    bid.mine = until is None and taken.owner is not None and taken.owner.attempt in wish.ours()
+    return bid.mine
 
 
 def _first_pace(patience: float, until: float | None) -> Flow[Pace]:
@@ -99,7 +104,7 @@ def _in_line(bid: Bid, wish: Wish, until: float | None, pace: Pace) -> Flow[Clai
             answer = yield from _look(ask, pace)
         elif answer.my_turn:
             answer = yield from leases.answer_to(bid, ask, pace)
-        elif (left is not None and left <= 0) or _for_ever(wish, until, answer):
+        elif (left is not None and left <= 0) or _for_ever(bid, wish, until, answer):
             break
         elif (yield from _woken(bid, answer, left)) and not answer.ahead:
             answer = yield from leases.answer_to(bid, ask, pace)

@@ -123,7 +123,7 @@ class Coordinator(Desk):
             try:
                 flow = turns.acquire(bid, wish, self._engine.patience, until)
                 outcome = self._engine.drive(flow, caller)
-                owned = self._lease(self._won(wish, outcome, terms), terms, on_lost, on_unverified)
+                owned = self._lease(self._won(bid, wish, outcome, terms), terms, on_lost, on_unverified)
                 bid.taken_up(owned._tenure)
             except BaseException:
                 self._engine.withdraw(bid, wish.keys.task, wish.ttl, terms.session, here=True)

@@ -218,6 +218,12 @@ def test_a_signal_while_waiting_leaves_the_line(
     lease.check()
 
 
+def test_the_command_finds_the_usual_signal_dispositions(start: Start) -> None:
+    _, out, _ = ended(start("run", "job", "--", "grep", "SigIgn", "/proc/self/status"))
+    ignored = int(out.split()[1], 16)
+    assert not ignored & (1 << (signal.SIGPIPE - 1))
+
+
 @pytest.mark.req("P-8")
 def test_waiting_for_the_task(start: Start, coordinator: Coordinator) -> None:
     lease = coordinator.acquire("job")

@@ -130,7 +130,6 @@ COMPARES = [
         "line: attempt never ran", at.OWNS_AND_STAYS, NO_GHOST_IN_LINE, only(enters, compares(JOB.attempts)), 1
     ),
     Ablation("line: epoch", at.CLOSED_MEANWHILE, NO_GHOST_IN_LINE, only(enters, compares(KEYS.epoch))),
-    Ablation("line: not closed", at.CLOSED_MEANWHILE, NO_GHOST_IN_LINE, only(enters, compares(JOB.closed))),
     Ablation("borrowed: guard", at.BORROWED, FENCED, only(borrows, compares(JOB.owner)), events=1),
     Ablation("borrowed: the key as read", at.BORROWED_CREATE, EXPECTATIONS_HOLD, only(borrows, compares(K))),
     Ablation("claim: not reserved", at.LINE, CLAIMED_IN_TURN, only(claims, compares(JOB.reserve))),
