@@ -52,6 +52,7 @@ def run(
     """
     from etcdfence import connect, model, running
 
+    running.note_signals()
     wanted = running.Command(command, grace=grace, max_runtime=max_runtime, with_parent=with_parent)
     seconds, name = _seconds(wait), named(task, lock=lock)
     if holder is not None:
@@ -62,6 +63,8 @@ def run(
             ended = running.run(coordinator, name, wanted, ttl=ttl, wait=seconds, holder=holder)
     except running.Signalled as signalled:
         raise typer.Exit(128 + signalled.number) from None
+    finally:
+        running.ignore_signals()
     if ended.why is running.Why.LOST:
         output.note(f"etcdfence: {task} was lost, and the command ended (with code {ended.code})")
         raise typer.Exit(loss_exit_code)

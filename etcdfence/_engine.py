@@ -211,18 +211,25 @@ class Engine:
             holding.belief.released = True
             self._dropped.put(holding)
 
+    def _put_away(self, holding: Holding) -> None:
+        if holding.belief.loss is None:
+            log.warning("a lease on %s was dropped without release()", holding.tenure.task)
+        self.leave(holding)
+        if holding.session is not None:
+            self.give_back_in_background(holding)
+
     def _drain(self) -> Iterator[Holding]:
-        with suppress(queue.Empty):
-            while True:
+        for _ in range(self._dropped.qsize()):  # what is put back meanwhile is for the next time
+            with suppress(queue.Empty):
                 yield self._dropped.get_nowait()
 
     def holdings(self) -> list[Holding]:
         for holding in self._drain():
-            if holding.belief.loss is None:
-                log.warning("a lease on %s was dropped without release()", holding.tenure.task)
-            self.leave(holding)
-            if holding.session is not None:
-                self.give_back_in_background(holding)
+            try:
+                self._put_away(holding)
+            except BaseException:  # interrupted: somebody has to come back to it
+                self._dropped.put(holding)
+                raise
         with self._lock:
             held = list(self._holdings.values())
             sessions = list(self._sessions.values())
@@ -304,7 +311,9 @@ class Engine:
         self.leave(holding)
         if not (holding.given_back or holding.leaving):
             holding.leaving = True
-            self._in_background("etcdfence-release", give_back)
+            if not self._in_background("etcdfence-release", give_back) and holding.session is not None:
+                holding.leaving = False
+                self._dropped.put(holding)  # to be tried again in the next round
 
     def withdraw(
         self, bid: leases.Bid, what: str, ttl: int, session: SharedLease | None = None, *, here: bool
@@ -326,21 +335,25 @@ class Engine:
             if session is not None and bid.present_is_open:
                 self._end_session(session, f"a claim of {what} could not be settled")
 
-        if here and not (bid.doubtful or bid.unanswered):
-            undo(1.0)
-        if bid.open:
-            self._in_background("etcdfence-withdraw", undo_in_the_end)
+        try:
+            if here and not (bid.doubtful or bid.unanswered):
+                undo(1.0)
+        finally:
+            if bid.open:
+                self._in_background("etcdfence-withdraw", undo_in_the_end)
 
-    def _in_background(self, name: str, action: Callable[[], None]) -> None:
-        """Something that is owed to etcd and that nobody waits for, except the end of the coordinator."""
+    def _in_background(self, name: str, action: Callable[[], None]) -> bool:
+        """Something that is owed to etcd and that nobody waits for, except the end of the coordinator. False
+        where no thread can be started for it."""
         thread = threading.Thread(target=action, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # the interpreter is ending, or the machine is out of threads
-            log.warning("%s cannot be done now, and is left to the TTL: %s", name, error)
-            return
+            log.warning("%s cannot be done now: %s", name, error)
+            return False
         with self._lock:
             self._background = [one for one in (*self._background, thread) if one.is_alive()]
+        return True
 
     # --- giving back ---------------------------------------------------------------------------------------
 
@@ -395,6 +408,8 @@ class Engine:
             session.closed = True
             if loss is not None:
                 session.belief.lose(loss)
+            session.belief.release()
+            self.renewer.remove(session.belief)  # whatever comes of the rest, it runs out
             self._in_background(
                 "etcdfence-session", lambda: self._revoke_session(session, self.host.now() + session.granted)
             )
@@ -477,13 +492,15 @@ class Engine:
                 self._give_back(holding, until, "no progress was reported", patient=True)
                 if holding.lane.ended is not None:
                     holding.belief.lose(Loss(LossReason.SILENT))
+                if holding.given_back:
                     self.leave(holding)
             finally:
                 holding.leaving = holding.belief.ending = False
 
         if not (holding.leaving or holding.belief.ending):
             holding.leaving = holding.belief.ending = True
-            self._in_background("etcdfence-silent", give_back)
+            if not self._in_background("etcdfence-silent", give_back):
+                holding.leaving = holding.belief.ending = False
 
     def finish(self, flow: Callable[[Pace], Flow[T]], seconds: float) -> T:
         """Run a flow that gives something back: it goes on while everything else is being ended."""

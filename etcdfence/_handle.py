@@ -230,7 +230,7 @@ class LeaseHandle:
             raise
         except BaseException:  # Ctrl-C: nobody renews this lease any more, and it must not look held
             self._stop()
-            self._goes_on_releasing()
+            self._engine.give_back_in_background(self._holding)
             raise
         else:
             yield from self._finishes()

@@ -14,21 +14,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import re
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from etcdfence.errors import EtcdFenceError, Misuse, OutcomeUnknown, OwnershipRefused, Unavailable
+from etcdfence.errors import EtcdFenceError, Misuse, OwnershipRefused
 from etcdfence.model import Standing, TaskKey, TaskName, Token
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ FORWARDED: Final = tuple(
     if hasattr(signal, name)
 )
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+STOPPING: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 LONGEST: Final = 100_000_000.0  # seconds
 LOOK_AGAIN: Final = 0.05  # seconds, for what nobody tells of: the parent's end, and the end of a whole group
 PARENT_SECONDS: Final = 0.5
@@ -88,10 +92,12 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`code` as a shell shows it: the command's own, or 128 + n where signal n ended it."""
+    """`code` as a shell shows it: the command's own, or 128 + n where signal n ended it. `left`: something of its
+    process group could not be ended."""
 
     why: Why
     code: int
+    left: bool = False
 
 
 def find(command: Sequence[str]) -> str:
@@ -104,20 +110,50 @@ def find(command: Sequence[str]) -> str:
     return program
 
 
+_came: list[int] = []  # signals that were to end us
+_inside: list[None] = []  # one for each `ended_by_signals` that we are in
+
+
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """While nothing runs: a signal that would end us raises Signalled in the main thread, so that everything is
     given back on the way out, which a second one does not disturb. Those that were ignored from the start (nohup)
-    stay ignored."""
-    came: list[int] = []
+    stay ignored. May be nested."""
 
     def end(number: int, _frame: object) -> None:
-        came.append(number)
-        if len(came) == 1:
+        _came.append(number)
+        if len(_came) == 1:
             raise Signalled(number)
 
-    with handling(end, ENDING):
-        yield
+    _inside.append(None)
+    try:
+        with handling(end, ENDING):
+            if _came and len(_inside) == 1:  # before there was anybody to raise it
+                raise Signalled(_came[0])
+            yield
+    finally:
+        _inside.pop()
+        if not _inside:
+            _came.clear()
+
+
+def note_signals() -> None:
+    """For a program that does nothing else: from now on to its end no signal ends it in the middle of
+    something, be it before its first step or after its last."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: _came.append(number))
+
+
+def ignore_signals() -> None:
+    """For a program that is about to end: Python takes its handlers away before it has ended."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def no_more_signals() -> None:
+    """The command has begun: what comes is for it, and nothing disturbs what is done when it has ended."""
+    _came.append(0)
 
 
 @contextmanager
@@ -161,7 +197,11 @@ class Command:
         self._program, self._command = find(command), list(command)
         self._grace, self.with_parent = _seconds(grace, "grace"), with_parent
         self._max_runtime = None if max_runtime is None else _seconds(max_runtime, "max_runtime")
-        self._events: queue.SimpleQueue[tuple[_What, int]] = queue.SimpleQueue()  # put() may interrupt itself
+        self._events: deque[tuple[_What, int]] = deque()
+        # What wakes the main thread: events, and signals, which may reach the process in another thread.
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
         self._parent = os.getppid()
         self._why = Why.BY_ITSELF
         self._time_up_at: float | None = None
@@ -170,7 +210,12 @@ class Command:
 
     def lost(self, *_: object) -> None:
         """The lease is lost, or cannot be verified: end the command."""
-        self._events.put((_What.LOST, 0))
+        self._tell(_What.LOST)
+
+    def _tell(self, what: _What, number: int = 0) -> None:
+        self._events.append((what, number))
+        with contextlib.suppress(BlockingIOError):  # it is full of wake-ups
+            self._waker.send(b"!")
 
     @property
     def orphaned(self) -> bool:
@@ -180,16 +225,17 @@ class Command:
     def run(self, environment: Mapping[str, str]) -> Ended:
         """Run it to its end, and that of everything in its process group: nothing of it is left, whatever goes
         wrong here."""
-        chosen = (*FORWARDED, signal.SIGTSTP)
+        chosen = (*FORWARDED, *STOPPING)
         with (
             _collecting_children(),
-            handling(lambda number, _: self._events.put((_What.SIGNAL, number)), chosen),
+            _woken_by_signals(self._waker),
+            handling(lambda number, _: self._tell(_What.SIGNAL, number), chosen),
             _Terminal() as tty,
         ):
             child = self._start(environment)
             try:
+                no_more_signals()
                 tty.group = child.pid
-                tty.hand_over()
                 if self._max_runtime is not None:
                     self._time_up_at = time.monotonic() + self._max_runtime
                 threading.Thread(target=self._await, args=(child,), name="etcdfence-command", daemon=True).start()
@@ -200,7 +246,7 @@ class Command:
                 raise
             finally:
                 self._end_what_is_left(child.pid, tty)
-        return Ended(self._why, code if code >= 0 else 128 - code)
+        return Ended(self._why, code if code >= 0 else 128 - code, _alive(child.pid))
 
     def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
@@ -219,12 +265,12 @@ class Command:
                 if not os.WIFSTOPPED(status):
                     code = os.waitstatus_to_exitcode(status)
                     return
-                self._events.put((_What.STOPPED, os.WSTOPSIG(status)))
+                self._tell(_What.STOPPED, os.WSTOPSIG(status))
         except ChildProcessError:
             log.error("somebody else has collected the command; how it ended is not known")
         finally:
             child.returncode = code
-            self._events.put((_What.EXITED, code))
+            self._tell(_What.EXITED, code)
 
     def _attend(self, group: int, tty: _Terminal) -> int:
         """Hand on signals, and end the command when that is due, until it has ended."""
@@ -239,27 +285,38 @@ class Command:
         match what:
             case _What.LOST:
                 self._lost(group)
-            case _What.STOPPED if tty.ours:  # it wants the terminal, which we were given in the meantime
-                tty.hand_over()
-                _signal(group, signal.SIGCONT)
+            case _What.STOPPED if number in (signal.SIGTTIN, signal.SIGTTOU):
+                tty.wanted = True
+                if not tty.ours:  # so that the shell knows, and can give it to us
+                    self._stop(group, tty)
+                if tty.ours:
+                    tty.hand_over()
+                    _signal(group, signal.SIGCONT)
             case _What.STOPPED if tty.the_commands:
                 self._stop(group, tty)
-            case _What.SIGNAL if number == signal.SIGTSTP:
+                self._continue(group, tty)
+            case _What.SIGNAL if number in STOPPING:
                 _signal(group, signal.SIGTSTP)
                 self._stop(group, tty)
+                self._continue(group, tty)
+            case _What.SIGNAL if number == signal.SIGCONT:
+                self._continue(group, tty)
             case _What.SIGNAL:
-                if number == signal.SIGCONT:
-                    tty.hand_over()
                 _signal(group, number)
+                if number in ENDING:
+                    _signal(group, signal.SIGCONT)  # one that is stopped must hear it
 
     def _stop(self, group: int, tty: _Terminal) -> None:
-        """Stop as the command has been stopped, with all of our job; and when it is continued, go on if the
-        lease has lasted. A job that nobody could continue is not stopped by the kernel, and goes on at once."""
+        """Stop as the command has been stopped, with all of our job. A job that nobody could continue is not
+        stopped by the kernel, and goes on at once."""
         tty.take_back()
         _signal(group, signal.SIGSTOP)
         ours = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.killpg(os.getpgrp(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, ours)
+
+    def _continue(self, group: int, tty: _Terminal) -> None:
+        """Go on, if the lease has lasted."""
         tty.hand_over()
         if not self.held():
             self._lost(group)
@@ -268,10 +325,14 @@ class Command:
     def _next(self) -> tuple[_What, int]:
         due = [one for one in (self._kill_at or self._time_up_at,) if one is not None]
         pauses = [max(0.0, one - time.monotonic()) for one in due] + [PARENT_SECONDS] * self.with_parent
-        try:
-            return self._events.get(timeout=min(pauses, default=None))
-        except queue.Empty:
-            return _What.NOTHING, 0
+        return self._event(min(pauses, default=None))
+
+    def _event(self, within: float | None) -> tuple[_What, int]:
+        if not self._events:
+            select.select([self._woken], [], [], within)
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
+        return self._events.popleft() if self._events else (_What.NOTHING, 0)
 
     def _do_what_is_due(self, group: int) -> None:
         now = time.monotonic()
@@ -303,19 +364,24 @@ class Command:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 until = until or time.monotonic() + KILLED_SECONDS
             self._do_what_is_due(group)
-            with contextlib.suppress(queue.Empty):
-                what, number = self._events.get(timeout=LOOK_AGAIN)
-                self._heed(what, number, group, tty)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if self._events.get_nowait()[0] is _What.LOST:
-                    self._why = Why.LOST
+            self._heed(*self._event(LOOK_AGAIN), group, tty)
+        if (_What.LOST, 0) in self._events:
+            self._why = Why.LOST
 
 
 def _seconds(value: float, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
         raise Misuse(f"{what} is a number of seconds from 0 to {LONGEST:.0f}, not {value!r}")
     return float(value)
+
+
+@contextmanager
+def _woken_by_signals(waker: socket.socket) -> Iterator[None]:
+    before = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
 
 
 @contextmanager
@@ -339,13 +405,31 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
+def _alive(group: int) -> bool:
+    """Whether anybody is left in a process group, other than zombies."""
+    if not _signal(group, 0):
+        return False
+    try:
+        found = [entry.read_text().rsplit(")", 1)[1].split() for entry in _stats()]
+    except OSError:
+        return True
+    return any(int(fields[2]) == group and fields[0] != "Z" for fields in found) if found else True
+
+
+def _stats() -> Iterator[Path]:
+    return (path for path in Path("/proc").glob("[0-9]*/stat") if path.exists())
+
+
 class _Terminal:
-    """Who reads from our controlling terminal: the command while we are in the foreground, so that Ctrl-C is
-    for it."""
+    """Who reads from our controlling terminal: the command, once it has wanted to and while we are in the
+    foreground. Until then what is typed there (Ctrl-C, Ctrl-Z) is for us, and handed on."""
 
     def __init__(self) -> None:
-        self.group = 0
-        self._file = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else -1
+        self.group, self.wanted = 0, False
+        try:
+            self._file = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
+        except OSError:
+            self._file = -1
 
     @property
     def _foreground(self) -> int:
@@ -364,7 +448,7 @@ class _Terminal:
         return self.group != 0 and self._foreground == self.group
 
     def hand_over(self) -> None:
-        if self.ours:
+        if self.wanted and self.ours:
             self._give_to(self.group)
 
     def take_back(self) -> None:
@@ -380,6 +464,8 @@ class _Terminal:
 
     def __exit__(self, *_: object) -> None:
         self.take_back()
+        if self._file >= 0:
+            os.close(self._file)
 
 
 @contextmanager
@@ -400,23 +486,32 @@ def run(
 ) -> Ended:
     """Acquire the task and run the command under it. Held where somebody else has it; Signalled where a signal
     came before the command was started."""
-    with ended_by_signals(), _ended_with_parent(command):
-        lease = coordinator.acquire(
-            task, ttl=ttl, wait=wait, holder=holder, on_lost=command.lost, on_unverified=command.lost
-        )
+    with ended_by_signals():
+        with _ended_with_parent(command):
+            lease = coordinator.acquire(
+                task, ttl=ttl, wait=wait, holder=holder, on_lost=command.lost, on_unverified=command.lost
+            )
         command.held = lambda: lease.standing is Standing.HELD
         try:
             ended = command.run({**os.environ, **environment(lease, task)})
         except BaseException as error:
             lease.__exit__(type(error), error, None)
             raise
-        try:
-            lease.release()
-        except OwnershipRefused:
-            return Ended(Why.LOST, ended.code)
-        except (Unavailable, OutcomeUnknown) as unheard:
-            log.warning("%s could not be released and ends with its TTL: %s", lease.task, unheard)
+        return _given_back(lease, ended)
+
+
+def _given_back(lease: Lease, ended: Ended) -> Ended:
+    if ended.left:
+        log.warning("something of the command could not be ended; %s is left to run out", lease.task)
+        lease.abandon()
         return ended
+    try:
+        lease.release()
+    except OwnershipRefused:
+        return Ended(Why.LOST, ended.code)
+    except EtcdFenceError as error:  # what the command did is done all the same
+        log.warning("%s could not be released and ends with its TTL: %s", lease.task, error)
+    return ended
 
 
 @contextmanager

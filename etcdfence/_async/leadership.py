@@ -134,7 +134,7 @@ class AsyncLeadership(LeadershipHandle[AsyncLease]):
         try:
             await asyncio.wait([work], timeout=self._plan.drain)
         except asyncio.CancelledError:
-            work.add_done_callback(lambda _: self._gone(lease))
+            work.add_done_callback(lambda _: self._gone(lease, give_back=True))
             raise
         self._lease = None
         if work.done():
@@ -150,13 +150,16 @@ class AsyncLeadership(LeadershipHandle[AsyncLease]):
                 await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stop.cancel()
-                work.add_done_callback(lambda _: self._gone(None))
+                work.add_done_callback(lambda _: self._gone(lease, give_back=False))
 
-    def _gone(self, lease: AsyncLease | None) -> None:
+    def _gone(self, lease: AsyncLease, *, give_back: bool) -> None:
         """The work has ended after all."""
-        self._lease = self._working = None
-        if lease is not None:
+        self._lease = None if self._lease is lease else self._lease
+        self._working = None if self._working is lease else self._working
+        if give_back:
             self._coordinator._engine.give_back_in_background(lease._holding)
+            if self._election.on_stopped is not None:
+                self._election.on_stopped()
 
     async def _give_back(self, lease: AsyncLease, *, stopped: bool) -> None:
         try:

@@ -50,6 +50,7 @@ def write(guard: Guard, keys: TaskKeys, edit: Edit, expect: int | Absent | None,
             return Committed(seen.revision, stamp.id)
         if blind and seen.revision != before.revision:
             raise OutcomeUnknown(f"{edit.name} has changed, and whether by this write as well is not known")
+        yield from pace.again(Unavailable(f"{edit.name} keeps changing"))
 
 
 def _answered(txn: Txn, seen: _Seen, blind: bool, pace: Pace) -> Flow[tuple[TxnReply, bool]]:

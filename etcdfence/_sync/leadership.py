@@ -25,7 +25,7 @@ class Leadership(LeadershipHandle[Lease]):
     def __init__(self, coordinator: Coordinator, election: Election) -> None:
         super().__init__(election)
         self._coordinator = coordinator
-        self._stopped = self._watching = False
+        self._stopped = False
         self._running = threading.Lock()
         self._never = threading.Event()
 
@@ -39,16 +39,16 @@ class Leadership(LeadershipHandle[Lease]):
         raised, when the leadership has been released; a silent etcd is waited for."""
         if not self._running.acquire(blocking=False):
             raise Misuse(f"the leadership {self.name!r} is being run already")
+        over = threading.Event()
         try:
-            self._watching = True
-            watcher = self._watch_others()
+            watcher = self._watch_others(over)
             while not self._stopped:
                 self._once()
             if watcher:
-                self._watching = False
+                over.set()
                 watcher.join(5.0)
         finally:
-            self._watching = False
+            over.set()
             self._running.release()
 
     def _once(self) -> None:
@@ -91,6 +91,10 @@ class Leadership(LeadershipHandle[Lease]):
         finally:
             stopping.set()
             self._wind_down(lease, work)
+        while work.is_alive() and not self._stopped:  # no second work beside one that has not ended
+            work.join(LOOK_AGAIN)
+        if not work.is_alive():
+            self._working = None
         if failures:
             raise failures[0]
 
@@ -116,10 +120,6 @@ class Leadership(LeadershipHandle[Lease]):
             finally:
                 if begun and self._election.on_stopped is not None:
                     self._election.on_stopped()
-        while work.is_alive() and not self._stopped:  # no second work beside one that has not ended
-            work.join(LOOK_AGAIN)
-        if not work.is_alive():
-            self._working = None
 
     def _give_back(self, lease: Lease, *, stopped: bool) -> None:
         try:
@@ -133,27 +133,28 @@ class Leadership(LeadershipHandle[Lease]):
 
     # --- what others do ------------------------------------------------------------------------------------
 
-    def _watch_others(self) -> threading.Thread | None:
+    def _watch_others(self, over: threading.Event) -> threading.Thread | None:
         if self._election.on_new_leader is None:
             return None
-        watcher = threading.Thread(target=self._tell_leaders, name="etcdfence-leaders", daemon=True)
+        watcher = threading.Thread(target=self._tell_leaders, args=(over,), name="etcdfence-leaders", daemon=True)
         watcher.start()
         return watcher
 
-    def _require_watched(self) -> None:
-        if not self._watching:
-            raise Stopped("nobody watches any more")
+    def _tell_leaders(self, over: threading.Event) -> None:
+        def require_wanted() -> None:
+            if over.is_set():
+                raise Stopped("nobody watches any more")
 
-    def _tell_leaders(self) -> None:
         task = self._coordinator._task(self.name)
-        while self._watching:
+        while not over.is_set():
             try:
-                for seen in self._coordinator._observed(task, self._require_watched):
+                for seen in self._coordinator._observed(task, require_wanted):
+                    require_wanted()
                     self._tell(seen.owner.holder if seen.owner else None)
             except Stopped:
                 return
             except (Unavailable, OutcomeUnknown):
-                self._pause(self._plan.periods.retry_period)
+                over.wait(self._plan.periods.retry_period)
             except EtcdFenceError as error:
                 log.warning("%s: its leaders are not watched any more: %s", self.name, error)
                 return

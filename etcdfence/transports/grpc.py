@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 
@@ -17,6 +17,19 @@ from etcdfence.transports._members import METADATA, UNARY, Member, Members, Unar
 from etcdfence.transports._pb import etcdfence_wire_pb2 as pb
 
 T = TypeVar("T")
+
+
+CLOSING: Final = 1.0  # seconds
+
+
+def _close(channel: Any) -> None:
+    """gRPC waits for its calls to end, and where Ctrl-C came in the very beginning of one, it waits for ever."""
+    closing = threading.Thread(target=channel.close, name="etcdfence-close-channel", daemon=True)
+    try:
+        closing.start()
+    except RuntimeError:  # the interpreter is ending, and all connections with it
+        return
+    closing.join(CLOSING)
 
 
 class GrpcTransport:
@@ -47,7 +60,7 @@ class GrpcTransport:
         self._closed = True
         self.interrupt()
         for member in self._members.all:
-            member.channel.close()
+            _close(member.channel)
 
     def _unary(self, request: Any, known: Unary, within: float) -> Any:
         message = known.message(request)

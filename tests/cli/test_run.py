@@ -575,3 +575,48 @@ def test_a_job_that_comes_to_the_foreground_reads_the_terminal(
     eventually("it reads", heard, 20)
     assert told(got) == "hello"
     eventually("it has ended", lambda: not [task for task in coordinator.tasks() if task.owner], 20)
+
+
+@pytest.mark.field(101)
+def test_a_command_that_asks_the_terminal_although_its_input_is_another(
+    terminal: int, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    """As sudo or ssh do; and in a pipeline, whose other end reads the terminal as well."""
+    got = tmp_path / "got"
+    typed(terminal, f"echo x | {' '.join(CLI)} run job --ttl 9 -- sh -c 'read x </dev/tty; echo $x > {got}'")
+
+    def heard() -> bool:
+        typed(terminal, "hello")
+        return got.exists()
+
+    eventually("it reads", heard, 20)
+    assert told(got) == "hello"
+    got.unlink()
+    eventually("it has ended", lambda: not [task for task in coordinator.tasks() if task.owner], 20)
+    typed(
+        terminal,
+        f"{' '.join(CLI)} run job --ttl 9 -- sh -c 'sleep 2; echo done > {got}' | (read y </dev/tty; cat)",
+    )
+    typed(terminal, "something")
+    assert told(got) == "done"
+    eventually("it has ended", lambda: not [task for task in coordinator.tasks() if task.owner], 20)
+
+
+@pytest.mark.field(100)
+def test_a_signal_after_the_command_has_ended_costs_neither_code_nor_lease(
+    start: Start, coordinator: Coordinator, raw: Raw, tmp_path: Path
+) -> None:
+    """The command ends with a code of its own while signals rain on the wrapper."""
+    note = tmp_path / "pid"
+    wrapper = start("run", "job", "--ttl", "60", *shell(f"trap '' TERM; echo $$ > {note}; sleep 0.5; exit 7"))
+    told(note)
+    owner = coordinator.describe("job").owner
+    assert owner is not None
+
+    def rains() -> bool:
+        wrapper.send_signal(signal.SIGTERM)
+        return wrapper.poll() is not None
+
+    eventually("it has ended", rains, 30)
+    assert wrapper.returncode == 7
+    assert raw.ttl(owner.lease_id) <= 0
