@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def binaries() -> list[Any]:
 @pytest.mark.parametrize("wire", ["grpc", "gateway"])
 @pytest.mark.parametrize("binary", binaries())
 def test_the_story_on_another_release(binary: Path, wire: str) -> None:
-    """Claim, fenced write, renewal, loss, refusal, completion."""
+    """Claim, fenced write, renewal, loss, refusal, a line, a session, completion."""
     with (
         LocalEtcd(binary=binary) as etcd,
         etcdfence.connect(etcd.endpoint, namespace="n", transport=wire) as coordinator,
@@ -51,10 +52,30 @@ def test_the_story_on_another_release(binary: Path, wire: str) -> None:
             with pytest.raises(Superseded):
                 stale.put("k", "stale")
         assert coordinator.get("k").value == b"2"
+        _waits_in_line(coordinator)
         task = coordinator.acquire(etcdfence.TaskKey("op", "scope"))
         task.complete("done", {"revision": 1})
         assert coordinator.describe(etcdfence.TaskKey("op", "scope")).result == "done"
         raw.close()
+
+
+def _waits_in_line(coordinator: etcdfence.Coordinator) -> None:
+    """Two wait behind a third, in a session; first come, first served."""
+    order: list[int] = []
+    with coordinator.session(ttl=10) as session, ThreadPoolExecutor(2) as pool:
+        lease = session.acquire("line")
+
+        def wait(number: int) -> None:
+            with session.acquire("line", wait=30):
+                order.append(number)
+
+        for number in range(2):
+            pool.submit(wait, number)
+            eventually("it is in line", lambda number=number: len(coordinator.waiters()) == number + 1)
+        lease.proclaim("here")
+        assert next(coordinator.observe("line")).value == "here"
+        lease.release()
+    assert order == [0, 1]
 
 
 @pytest.mark.server
@@ -82,7 +103,7 @@ def test_coroutines_on_another_release(binary: Path, wire: str) -> None:
 
 
 async def _generation(coordinator: etcdfence.AsyncCoordinator) -> int:
-    async with coordinator.acquire("job", ttl=5) as lease:
+    async with coordinator.acquire("job", ttl=5, wait=30) as lease:
         return lease.generation
 
 
