@@ -80,9 +80,8 @@ def wait(bid: Bid, wish: Wish, until: float | None) -> Flow[Tenure | Taken]:
         with leases.no_answer_before(bid, wish.keys.task):
             answer = yield from _in_line(bid, outcome, until, pace)
         outcome = yield from leases.outcome_of(bid, outcome, answer, pace)
-    if (
-        isinstance(outcome, Tenure) and not outcome.shared
-    ):  # what was kept for the place is kept for the tenure now
+    if isinstance(outcome, Tenure) and not outcome.shared:
+        # The etcd lease of the place is that of the tenure now, and is to be as fresh as a tenure's.
         yield from _renew(bid, bid.sent + bid.period)
         outcome = replace(outcome, granted_at=bid.sent)
     return outcome
