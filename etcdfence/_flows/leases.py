@@ -89,8 +89,8 @@ def prove_compares(epoch_key: bytes, pace: Pace) -> Flow[None]:
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Who wants which task, for how long (`ttl` seconds) without a sign of life, which it gives every `period`
-    seconds. `ours` are the etcd leases
-    that the same coordinator holds: what it owns it cannot wait for."""
+    seconds. `ours` asks for the attempts that the same coordinator holds: what it owns it does not wait for
+    without limit."""
 
     keys: TaskKeys
     holder: str
